@@ -1,0 +1,350 @@
+"""Every message that crosses a process, in the order of a request's life.
+
+Encoded by :mod:`common.wire` as a msgpack map with a ``type`` field; an unknown type or field is an error. Limits in
+time are remaining seconds, never a clock of another machine.
+
+Session (gateway <-> decode, one bidirectional stream a pair):  Submit -> Accepted | Refused; Plan; Abort;
+    Started, then Tokens for all its sequences once a step.
+Queue (gateway -> prefill, a Redis stream):  Prefill.
+Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
+Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
+"""
+
+import enum
+
+import msgspec
+
+from common.errors import ErrorDetail
+from common.ids import BlockId, Epoch, RequestId, TransferId, WorkerId
+from common.sampling import FinishReason, SamplingParams
+
+PROTOCOL = 1
+"""Version of everything in this file; part of the fingerprint."""
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
+    """Base of every message; the tag is the class name."""
+
+
+class Role(enum.StrEnum):
+    """What a worker does at present."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"  # registered, model not loaded yet
+    READY = "ready"  # takes work
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+
+
+class PlanKind(enum.StrEnum):
+    """Who computes the prompt."""
+
+    LOCAL = "local"  # the decode worker itself, in chunks
+    REMOTE = "remote"  # a prefill worker, handed over by block id
+
+
+# ---- session: gateway -> decode ----------------------------------------------------------------
+
+
+class Submit(Message, frozen=True):
+    """Ask a decode worker to own a sequence. It answers Accepted or Refused and computes nothing before Plan."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    """Prompt, followed by the output so far when the sequence moved here from another worker."""
+    num_prompt_tokens: int
+    """How many of ``token_ids`` are the prompt; the rest are output tokens the client already has."""
+    sampling: SamplingParams
+    cache_salt: str = ""
+    """Blocks are shared only between equal salts."""
+
+
+class Plan(Message, frozen=True):
+    """Say who computes what is missing. A later Plan replaces an earlier one; valid blocks are kept."""
+
+    request_id: RequestId
+    kind: PlanKind
+    transfer_id: TransferId | None = None
+    """The transfer to expect when ``kind`` is remote."""
+
+
+class Abort(Message, frozen=True):
+    """The gateway no longer wants the sequence; an unknown id is ignored."""
+
+    request_id: RequestId
+    reason: str = ""
+
+
+SessionUp = Submit | Plan | Abort
+
+# ---- session: decode -> gateway ----------------------------------------------------------------
+
+
+class Accepted(Message, frozen=True):
+    """The decode worker owns the sequence from here on and waits for a Plan."""
+
+    request_id: RequestId
+    cached_tokens: int
+    """Leading tokens whose blocks this worker holds now; what a local plan would not compute."""
+
+
+class Refused(Message, frozen=True):
+    """The decode worker does not take the sequence; another may."""
+
+    request_id: RequestId
+    error: ErrorDetail
+
+
+class Started(Message, frozen=True):
+    """Work on the prompt has begun."""
+
+    request_id: RequestId
+    cached_tokens: int
+    """Leading tokens found in the prefix cache of the worker that computes the prompt, and so not computed."""
+
+
+class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What one step brought one sequence."""
+
+    request_id: RequestId
+    output_index: int
+    """Index among the output tokens of the first of ``token_ids``; a receiver drops what it already has."""
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+    error: ErrorDetail | None = None
+    """Set when the worker gave the sequence up; nothing follows."""
+
+
+class Tokens(Message, frozen=True):
+    """All that one step brought the sequences of this session."""
+
+    outputs: tuple[SequenceOutput, ...]
+
+
+SessionDown = Accepted | Refused | Started | Tokens
+
+# ---- queue: gateway -> prefill -----------------------------------------------------------------
+
+
+class Prefill(Message, frozen=True):
+    """A prompt for a prefill worker: compute it, sample the next token, hand it to the decode worker."""
+
+    request_id: RequestId
+    transfer_id: TransferId
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    decode_worker: WorkerId
+    decode_epoch: Epoch
+    decode_address: str
+    remaining_s: float
+    """Seconds left when the message was sent; work that is not begun by then is dropped."""
+    cache_salt: str = ""
+
+
+# ---- control -----------------------------------------------------------------------------------
+
+
+class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must be equal for two workers to exchange KV blocks."""
+
+    model: str
+    """Digest of the model's configuration and weights."""
+    tokenizer: str
+    """Digest of the tokenizer's files."""
+    kv_shape: str
+    """Digest of the layers' (kv heads, K width, V width) in order."""
+    kv_dtype: str
+    quantization: str
+    block_size: int
+    layout: str
+    protocol: int = PROTOCOL
+
+
+class Hello(Message, frozen=True):
+    """First message of a pair, from the worker that will pull."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    fingerprint: Fingerprint
+
+
+class HelloReply(Message, frozen=True):
+    """The puller compares it with its own fingerprint and refuses the pair on a difference."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    fingerprint: Fingerprint
+
+
+class Offer(Message, frozen=True):
+    """A prefill worker has begun ``transfer_id`` and can be pulled from."""
+
+    transfer_id: TransferId
+    worker_id: WorkerId
+    epoch: Epoch
+    address: str
+    generation: int
+    """Echoed by Done, so that a late Done cannot release a newer lease."""
+    cached_tokens: int
+    """Leading tokens that the prefill worker found in its prefix cache."""
+    decode_epoch: Epoch
+    """The life of the decode worker that this is meant for."""
+
+
+class OfferReply(Message, frozen=True):
+    """Whether the decode worker still wants the transfer; if not, the prefill worker drops it."""
+
+    accepted: bool
+    reason: str = ""
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Names one lease of a prefill worker."""
+
+    transfer_id: TransferId
+    generation: int
+
+
+class Renew(Message, frozen=True):
+    """Keep these leases alive; one message for all that a decode worker waits for."""
+
+    epoch: Epoch
+    transfer_ids: tuple[TransferId, ...]
+
+
+class RenewReply(Message, frozen=True):
+    """Ids that are gone; the puller stops waiting for them."""
+
+    unknown: tuple[TransferId, ...]
+
+
+class Done(Message, frozen=True):
+    """These transfers were received and checked; release their blocks. Idempotent."""
+
+    epoch: Epoch
+    leases: tuple[Lease, ...]
+
+
+class Cancel(Message, frozen=True):
+    """Stop and release these transfers, whatever state they are in. Idempotent; unknown ids are ignored."""
+
+    epoch: Epoch
+    transfer_ids: tuple[TransferId, ...]
+    reason: str = ""
+
+
+class Ack(Message, frozen=True):
+    """Empty answer."""
+
+
+# ---- bulk: decode <- prefill -------------------------------------------------------------------
+
+
+class Pull(Message, frozen=True):
+    """Read a transfer's blocks as they are computed."""
+
+    transfer_id: TransferId
+    epoch: Epoch
+    have_tokens: int
+    """Leading tokens that the puller holds already; a whole number of blocks, or all of them."""
+
+
+class KvFrame(msgspec.Struct, frozen=True):
+    """Some whole blocks of one transfer; the payload travels raw behind a msgpack header."""
+
+    transfer_id: TransferId
+    seq: int
+    """0, 1, 2 ... within one Pull."""
+    token_start: int
+    """First token covered; a multiple of the block size."""
+    token_end: int
+    """One past the last token covered; inside the last block when the prompt ends there."""
+    block_ids: tuple[BlockId, ...]
+    """Source blocks, one for each block of payload."""
+    checksum: int
+    """xxh3-64 of the payload."""
+    payload: bytes | memoryview
+    """``len(block_ids) * block_bytes`` bytes."""
+
+
+class Handover(Message, frozen=True):
+    """The next token, sampled by the prefill worker; sent as soon as it is known, maybe before the last frames."""
+
+    transfer_id: TransferId
+    num_tokens: int
+    """Tokens whose KV the transfer covers."""
+    token_id: int
+    cached_tokens: int
+    finish: FinishReason | None = None
+    """Set when this token ends the answer; then no KV follows."""
+
+
+class End(Message, frozen=True):
+    """The stream is complete; a stream without it is short."""
+
+    transfer_id: TransferId
+    num_frames: int
+
+
+PullItem = KvFrame | Handover | End
+
+# ---- registry ----------------------------------------------------------------------------------
+
+
+class BlockCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Blocks of one pool by state; the four states sum to ``total``."""
+
+    total: int
+    free: int
+    cached: int
+    held: int
+    quarantined: int
+
+
+class SlotCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Token slots of held blocks; ``1 - used / allocated`` is the KV waste."""
+
+    allocated: int
+    used: int
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's load at its last heartbeat."""
+
+    running: int
+    """Sequences in the last step's batch or ready for the next."""
+    waiting: int
+    """Sequences accepted and not running."""
+    queued_tokens: int
+    """Prompt tokens accepted and not computed yet."""
+    tokens_per_s: float
+    """Measured prompt tokens a second while busy; 0 until measured."""
+    tick_age_s: float
+    """Seconds since the step loop last turned while work exists; 0 when idle."""
+
+
+class WorkerRecord(Message, frozen=True):
+    """What the registry holds of a worker, refreshed every second."""
+
+    worker_id: WorkerId
+    role: Role
+    epoch: Epoch
+    pid: int
+    address: str
+    state: WorkerState
+    device: str
+    fingerprint: Fingerprint
+    model: str
+    """Name that clients use."""
+    max_model_len: int
+    load: WorkerLoad
+    blocks: BlockCounts
+    slots: SlotCounts
+    counters: dict[str, int]
+    """Monotonic counts since the worker's start, by metric name."""

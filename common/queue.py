@@ -1,0 +1,69 @@
+"""The prefill queues: one Redis stream for each worker and epoch, read through a consumer group.
+
+An entry stays pending until the prompt has been handed over, so a queue's length is the work that its worker still
+owes. Keys carry the epoch: what was queued for a dead life of a worker is never taken up by the next. Streams expire.
+"""
+
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from common.ids import Epoch, WorkerId
+from common.messages import Prefill
+from common.wire import decode, encode
+
+GROUP = "prefill"
+_FIELD = b"m"
+_TTL_S = 600
+
+
+def stream_key(worker_id: WorkerId, epoch: Epoch) -> str:
+    """Return the key of a worker's queue."""
+    return f"baton:prefill:{worker_id}:{epoch}"
+
+
+async def push(redis: Redis, worker_id: WorkerId, epoch: Epoch, task: Prefill) -> None:
+    """Append ``task``; raises redis.RedisError when Redis cannot take it."""
+    key = stream_key(worker_id, epoch)
+    pipe = redis.pipeline(transaction=False)
+    pipe.xadd(key, {_FIELD: encode(task)})
+    pipe.expire(key, _TTL_S)
+    await pipe.execute()
+
+
+async def create(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
+    """Make the worker's queue and its group; safe to call again, as after a flush."""
+    try:
+        await redis.xgroup_create(stream_key(worker_id, epoch), GROUP, id="0", mkstream=True)
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise
+
+
+async def take(
+    redis: Redis, worker_id: WorkerId, epoch: Epoch, *, count: int, block_s: float
+) -> list[tuple[bytes, Prefill]]:
+    """Wait up to ``block_s`` for up to ``count`` entries; return (entry id, task) for each.
+
+    Raises redis.RedisError, with NOGROUP when the stream was flushed: then call :func:`create` again.
+    """
+    key = stream_key(worker_id, epoch)
+    reply: Any = await redis.xreadgroup(GROUP, worker_id, {key: ">"}, count=count, block=int(block_s * 1000))
+    entries = reply[0][1] if reply else []
+    return [(entry_id, decode(fields[_FIELD], Prefill)) for entry_id, fields in entries]
+
+
+async def acknowledge(redis: Redis, worker_id: WorkerId, epoch: Epoch, entry_ids: list[bytes]) -> None:
+    """Take finished entries off the queue."""
+    key = stream_key(worker_id, epoch)
+    pipe = redis.pipeline(transaction=False)
+    pipe.xack(key, GROUP, *entry_ids)
+    pipe.xdel(key, *entry_ids)
+    pipe.expire(key, _TTL_S)
+    await pipe.execute()
+
+
+async def delete(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
+    """Remove the queue of a life that ends."""
+    await redis.delete(stream_key(worker_id, epoch))

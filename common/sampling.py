@@ -1,0 +1,57 @@
+"""Sampling parameters, the position-keyed random number, and the rule that ends a sequence.
+
+A sampled token is a pure function of (logits, parameters, seed, sample index, position). So a sequence goes on
+with the same tokens after a hand-over, a preemption, a fork or a migration. Knows nothing of tensors.
+"""
+
+import enum
+import hashlib
+import struct
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended, as clients see it."""
+
+    STOP = "stop"  # end-of-sequence token, stop token, or stop string
+    LENGTH = "length"  # max_tokens or the context limit
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one sequence is sampled; validated by the gateway, so workers trust it."""
+
+    max_tokens: int
+    """Tokens to generate at most, >= 1."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; 1 is off."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 is off."""
+    seed: int = 0
+    """Unsigned 64-bit key of the random numbers; the gateway draws one when the client sent none."""
+    eos_token_ids: tuple[int, ...] = ()
+    """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end the sequence."""
+
+
+def uniform(seed: int, sample_index: int, position: int) -> float:
+    """Return the uniform number in [0, 1) that decides the token at ``position``.
+
+    ``position`` counts all tokens before the sampled one, prompt included; ``sample_index`` numbers the parallel
+    samples of one prompt. Counter-based (a keyed hash), so it needs no state and no order of calls.
+    """
+    key = struct.pack("<QIQ", seed, sample_index, position)
+    word = int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"baton-sample").digest(), "little")
+    return (word >> 11) / 2**53
+
+
+def finish_reason(token_id: int, num_output_tokens: int, params: SamplingParams) -> FinishReason | None:
+    """Say whether the sequence ends with ``token_id``, its ``num_output_tokens``-th output token."""
+    if token_id in params.eos_token_ids or token_id in params.stop_token_ids:
+        return FinishReason.STOP
+    if num_output_tokens >= params.max_tokens:
+        return FinishReason.LENGTH
+    return None

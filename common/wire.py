@@ -1,0 +1,98 @@
+"""Messages to bytes and back: msgpack maps with names, checked against the message's type.
+
+``msgpack`` does the bytes and bounds what a peer can make us allocate; ``msgspec`` does the types. A KV frame carries
+its payload raw behind a small header, so that block bytes are copied once on each side.
+"""
+
+import struct
+from typing import Any
+
+import msgpack
+import msgspec
+
+from common.errors import CorruptFrame, InvalidRequest
+from common.messages import End, Handover, KvFrame, PullItem
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""No message may be larger; a prompt of a million tokens is about 5 MiB."""
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""No KV frame may be larger; senders aim for 1-4 MiB."""
+
+_MESSAGE = b"M"
+_FRAME = b"F"
+_HEADER_LEN = struct.Struct("<I")
+
+
+class _FrameHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    transfer_id: str
+    seq: int
+    token_start: int
+    token_end: int
+    block_ids: tuple[int, ...]
+    checksum: int
+    num_bytes: int
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return ``message`` as a msgpack map with its ``type``."""
+    packed: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Return the message of type ``kind`` (a struct or a union of tagged structs) that ``data`` holds.
+
+    Raises InvalidRequest when the bytes are not msgpack, too large, or not of that type.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(f"message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        return msgspec.convert(msgpack.unpackb(data, raw=False), kind)
+    except (ValueError, msgpack.UnpackException, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"malformed message: {error}") from error
+
+
+def encode_pull_item(item: PullItem) -> bytes:
+    """Return one element of a Pull stream as bytes."""
+    if not isinstance(item, KvFrame):
+        return _MESSAGE + encode(item)
+    payload = item.payload
+    header = encode(
+        _FrameHeader(
+            item.transfer_id, item.seq, item.token_start, item.token_end, item.block_ids, item.checksum, len(payload)
+        )
+    )
+    return b"".join((_FRAME, _HEADER_LEN.pack(len(header)), header, payload))
+
+
+def decode_pull_item(data: bytes) -> PullItem:
+    """Return the element of a Pull stream that ``data`` holds; the payload of a frame is a view of ``data``.
+
+    Raises CorruptFrame when the bytes are malformed. The checksum is left to the receiver.
+    """
+    view = memoryview(data)
+    try:
+        if data[:1] == _MESSAGE:
+            item: Handover | End = decode(data[1:], Handover | End)
+            return item
+        if data[:1] != _FRAME or len(data) > MAX_FRAME_BYTES:
+            raise CorruptFrame("frame has an unknown kind or is too large")
+        (header_len,) = _HEADER_LEN.unpack(view[1:5])
+        header: _FrameHeader = decode(bytes(view[5 : 5 + header_len]), _FrameHeader)
+    except (InvalidRequest, struct.error) as error:
+        raise CorruptFrame(f"malformed frame: {error}") from error
+    payload = view[5 + header_len :]
+    if len(payload) != header.num_bytes:
+        raise CorruptFrame(
+            f"frame {header.seq} has {len(payload)} bytes of payload, its header says {header.num_bytes}"
+        )
+    return KvFrame(
+        header.transfer_id,  # type: ignore[arg-type]
+        header.seq,
+        header.token_start,
+        header.token_end,
+        header.block_ids,  # type: ignore[arg-type]
+        header.checksum,
+        payload,
+    )
