@@ -5,12 +5,15 @@ its payload raw behind a small header, so that block bytes are copied once on ea
 """
 
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack
 import msgspec
+import xxhash
 
 from common.errors import CorruptFrame, InvalidRequest
+from common.ids import BlockId, TransferId
 from common.messages import End, Handover, KvFrame, PullItem
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -53,17 +56,50 @@ def decode(data: bytes, kind: Any) -> Any:
         raise InvalidRequest(f"malformed message: {error}") from error
 
 
+def payload_checksum(parts: Iterable[bytes | memoryview]) -> int:
+    """Return the xxh3-64 of the bytes that ``parts`` make up."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
+
+
 def encode_pull_item(item: PullItem) -> bytes:
     """Return one element of a Pull stream as bytes."""
     if not isinstance(item, KvFrame):
         return _MESSAGE + encode(item)
-    payload = item.payload
-    header = encode(
+    return _frame_bytes(
         _FrameHeader(
-            item.transfer_id, item.seq, item.token_start, item.token_end, item.block_ids, item.checksum, len(payload)
-        )
+            item.transfer_id,
+            item.seq,
+            item.token_start,
+            item.token_end,
+            item.block_ids,
+            item.checksum,
+            len(item.payload),
+        ),
+        (item.payload,),
     )
-    return b"".join((_FRAME, _HEADER_LEN.pack(len(header)), header, payload))
+
+
+def encode_frame(
+    transfer_id: TransferId,
+    seq: int,
+    token_start: int,
+    token_end: int,
+    block_ids: Sequence[BlockId],
+    parts: Sequence[memoryview],
+) -> bytes:
+    """Return a KV frame whose payload is ``parts`` in order, as bytes; they are summed and copied once, here."""
+    num_bytes = sum(part.nbytes for part in parts)
+    checksum = payload_checksum(parts)
+    header = _FrameHeader(transfer_id, seq, token_start, token_end, tuple(block_ids), checksum, num_bytes)
+    return _frame_bytes(header, parts)
+
+
+def _frame_bytes(header: _FrameHeader, parts: Sequence[bytes | memoryview]) -> bytes:
+    packed = encode(header)
+    return b"".join((_FRAME, _HEADER_LEN.pack(len(packed)), packed, *parts))
 
 
 def decode_pull_item(data: bytes) -> PullItem:
