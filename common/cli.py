@@ -43,11 +43,13 @@ def application(name: str | None = None, description: str | None = None) -> App:
 def command(config_type: type[Config], main: Callable[[Config], Awaitable[None]]) -> Callable[..., None]:
     """Return a command whose options are the fields of ``config_type`` and that runs ``main`` on uvloop."""
 
-    def start(*, config: Any = None) -> None:
-        uvloop.run(_await(main(config if config is not None else config_type())))
+    def start(*, config: Any) -> None:
+        uvloop.run(_await(main(config)))
 
-    start.__annotations__["config"] = Annotated[config_type | None, Parameter(name="*")]
+    start.__annotations__["config"] = Annotated[config_type, Parameter(name="*")]
     start.__doc__ = (config_type.__doc__ or "").strip()
+    if not any(_is_required(field) for field in dataclasses.fields(config_type)):  # type: ignore[arg-type]
+        start.__kwdefaults__ = {"config": config_type()}
     return start
 
 
@@ -94,6 +96,10 @@ def without_options(environ: Mapping[str, str], config_type: type[Any]) -> dict[
     """Return ``environ`` without the variables of ``config_type``: they spoke to this process, not to its children."""
     consumed = {variable(field.name) for field in dataclasses.fields(config_type)}
     return {name: value for name, value in environ.items() if name not in consumed}
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _flags(field: str, value: Any) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from common.cli import application, command, execute, to_argv, without_options
 from common.errors import ConfigError, Unavailable
-from common.sizes import ByteSize
+from common.sizes import parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ToyConfig:
     """Port to listen on."""
     dtype: Literal["auto", "float32"] = "auto"
     """Type of the weights."""
-    kv_memory: ByteSize | None = None
+    kv_memory: str = "1GiB"
     """Memory for blocks."""
     trace: bool = False
     """Log more."""
@@ -34,6 +34,17 @@ class ToyConfig:
     def __post_init__(self) -> None:
         if self.port < 0:
             raise ConfigError(f"--port is {self.port}; it must be 0 or more")
+        parse_size(self.kv_memory, flag="--kv-memory")
+
+
+@dataclass(frozen=True, slots=True)
+class DemandingConfig:
+    """A toy process that cannot guess."""
+
+    model: str
+    """Name of the model to serve."""
+    port: int = 8000
+    """Port to listen on."""
 
 
 def parse(*argv: str) -> ToyConfig:
@@ -58,7 +69,7 @@ def test_flag_over_environment_over_default(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("BATON_PORT", "1")
     monkeypatch.setenv("BATON_DTYPE", "float32")
     monkeypatch.setenv("BATON_KV_MEMORY", "1KiB")
-    assert parse("--port", "2") == ToyConfig(port=2, dtype="float32", kv_memory=1024)
+    assert parse("--port", "2") == ToyConfig(port=2, dtype="float32", kv_memory="1KiB")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_a_failure_at_run_time_is_one_line_with_status_1(capsys: pytest.CaptureF
 
 
 def test_argv_of_a_config_parses_back_to_it() -> None:
-    config = ToyConfig("large", 0, "float32", 2048, True, False, ("a:1", "b:2"))
+    config = ToyConfig("large", 0, "float32", "2KiB", True, False, ("a:1", "b:2"))
     assert parse(*to_argv(config)) == config
     assert to_argv(ToyConfig()) == []
 
@@ -129,3 +140,21 @@ def test_secrets_stay_off_the_command_line() -> None:
 def test_children_do_not_inherit_the_options_of_their_parent() -> None:
     environ = {"BATON_PORT": "9", "BATON_CACHE": "/c", "PATH": "/bin"}
     assert without_options(environ, ToyConfig) == {"BATON_CACHE": "/c", "PATH": "/bin"}
+
+
+def test_an_option_without_default_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[DemandingConfig] = []
+
+    async def main(config: DemandingConfig) -> None:
+        seen.append(config)
+
+    app = application("toy")
+    app.default(command(DemandingConfig, main))
+    with pytest.raises(SystemExit) as stopped:
+        execute(app, ["--port", "1"])
+    assert stopped.value.code == 2
+    assert "--model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        execute(app, ["--model", "m"])
+    assert seen == [DemandingConfig("m")]
+    assert to_argv(seen[0]) == ["--model", "m"]
