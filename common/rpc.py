@@ -80,7 +80,8 @@ class RpcServer:
         self._host = host
         self._token = token.encode()
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Router(self._table(handlers)),))
+        self._router = _Router(self._table(handlers))
+        self._server.add_generic_rpc_handlers((self._router,))
         self.port = self._server.add_insecure_port(f"{host}:{port}")
 
     @property
@@ -91,6 +92,10 @@ class RpcServer:
     async def start(self) -> None:
         """Begin to answer."""
         await self._server.start()
+
+    def mount(self, handlers: Handlers) -> None:
+        """Serve these methods from now on, and no others; calls that run already go on."""
+        self._router.table = self._table(handlers)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones ``grace_s`` seconds, then cut them."""
@@ -141,10 +146,10 @@ class RpcServer:
 
 class _Router(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, table: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._table = table
+        self.table = table
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._table.get(handler_call_details.method)
+        return self.table.get(handler_call_details.method)
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: Method) -> None:

@@ -1,0 +1,412 @@
+"""The decode role: owns sequences, pulls or computes their prompts, and writes their answers.
+
+Life of a sequence: accepted (its gateway has Accepted) -> planned, local or remote -> has its blocks, from its own
+prefix cache, by pulling and by computing -> one token a step -> finished, aborted or failed. Everything but the steps
+runs on the event loop. Blocks that a running step or a pull may still write to are given back when that has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
+from common.ids import BlockId, RequestId, TransferId
+from common.messages import (
+    Abort,
+    Accepted,
+    Handover,
+    Offer,
+    OfferReply,
+    Plan,
+    PlanKind,
+    Refused,
+    SequenceOutput,
+    SessionDown,
+    SessionUp,
+    SlotCounts,
+    Started,
+    Submit,
+    WorkerLoad,
+)
+from common.rpc import Handlers
+from common.sampling import finish_reason
+from common.services import OFFER, SESSION
+from decode_worker.outbox import Outbox
+from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from kvstore.block_table import BlockTable
+from kvstore.host.meter import StepMeter
+from kvstore.host.parts import Parts
+from kvstore.sequence import Chunk, Sequence
+from kvstore.transfer_client import PullOutcome
+from kvstore.transfer_server import ReleaseReason
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""What a refused gateway is told to wait."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One accepted sequence and where its answer goes."""
+
+    request_id: RequestId
+    sequence: Sequence
+    outbox: Outbox
+    transfer_id: TransferId | None = None
+    offer: Offer | None = None
+    pull: asyncio.Task[None] | None = None
+    started: bool = False
+    gone: bool = False
+    """Finished, aborted or failed; only its blocks are still waited for."""
+    quarantined: list[BlockId] = field(default_factory=list)
+    """Blocks that a stopped pull may still write to."""
+
+    @property
+    def wants_kv(self) -> bool:
+        """Whether anything follows the token that a prefill worker samples."""
+        return self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens
+
+
+class DecodeEngine:
+    """Owns the requests, their sequences and tables. Runs on the event loop; steps run on the compute thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        config = parts.config
+        self._parts = parts
+        self._scheduler = DecodeScheduler(
+            parts.model.pool,
+            max_num_seqs=config.max_num_seqs,
+            token_budget=config.token_budget,
+            local_chunk_tokens=config.local_chunk_tokens,
+        )
+        self._requests: dict[RequestId, _Request] = {}
+        self._by_sequence: dict[Sequence, _Request] = {}
+        self._by_transfer: dict[TransferId, _Request] = {}
+        self._in_flight: set[Sequence] = set()
+        self._leaving: list[BlockTable] = []
+        self._draining = False
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._meter = StepMeter()
+        self._counters = dict.fromkeys(
+            (
+                "generation_tokens",
+                "prompt_tokens_computed",
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+                "pulls",
+                "pulls_failed",
+                "pulled_tokens",
+                "stale_offers",
+                "refused",
+            ),
+            0,
+        )
+
+    # ---- what the host asks ----
+
+    def handlers(self) -> Handlers:
+        """Return what gateways and prefill workers call."""
+        return Handlers(unary={OFFER: self._offered}, stream={}, bidi={SESSION: self._session})
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await self._step_loop()
+
+    async def drain(self) -> None:
+        """Refuse new sequences; return when the last has ended."""
+        self._draining = True
+        await self._empty.wait()
+
+    def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
+        """A decode worker lends no blocks in this role."""
+
+    def load(self, now: float) -> WorkerLoad:
+        """Return the load at ``now``."""
+        return WorkerLoad(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.num_queued_tokens,
+            tokens_per_s=self._meter.prompt_tokens_per_s,
+            tick_age_s=self._meter.tick_age_s(now),
+        )
+
+    def slots(self) -> SlotCounts:
+        """Return the slots of all sequences' blocks, and how many hold a token or will when it is computed."""
+        sequences = [sequence for sequence in self._scheduler.sequences() if sequence.table.block_ids]
+        allocated = sum(sequence.table.num_slots for sequence in sequences)
+        return SlotCounts(allocated, sum(min(sequence.num_tokens, sequence.table.num_slots) for sequence in sequences))
+
+    def tables(self) -> Iterable[BlockTable]:
+        """Return every table that holds blocks."""
+        return [*(sequence.table for sequence in self._by_sequence), *self._leaving]
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start."""
+        return self._counters | {"steps": self._meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+
+    # ---- gateways ----
+
+    async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncIterator[SessionDown]:
+        """Serve one gateway until it goes; then whatever it had here is aborted."""
+        outbox = Outbox()
+        reader = asyncio.create_task(self._read(messages, outbox))
+        try:
+            async for message in outbox.messages():
+                yield message
+            await reader
+        finally:
+            reader.cancel()
+            for request in [request for request in self._requests.values() if request.outbox is outbox]:
+                self._leave(request)
+
+    async def _read(self, messages: AsyncIterator[SessionUp], outbox: Outbox) -> None:
+        try:
+            async for message in messages:
+                match message:
+                    case Submit():
+                        self._submit(message, outbox)
+                    case Plan():
+                        self._planned(message)
+                    case Abort():
+                        self._aborted(message.request_id)
+        finally:
+            outbox.close()
+
+    def _submit(self, submit: Submit, outbox: Outbox) -> None:
+        refusal = self._refusal(submit)
+        if refusal is not None:
+            self._counters["refused"] += 1
+            outbox.put(Refused(submit.request_id, to_detail(refusal)))
+            return
+        table = self._parts.new_table(submit.cache_salt)
+        sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
+        request = _Request(submit.request_id, sequence, outbox)
+        self._requests[submit.request_id] = request
+        self._by_sequence[sequence] = request
+        self._empty.clear()
+        self._scheduler.add(sequence)
+        outbox.put(Accepted(submit.request_id, table.cached_prefix(submit.token_ids)))
+
+    def _refusal(self, submit: Submit) -> BatonError | None:
+        limit, config = self._parts.model.spec.max_model_len, self._parts.config
+        if self._draining:
+            return Unavailable("the decode worker is draining", retry_after_s=RETRY_AFTER_S)
+        if submit.request_id in self._requests:
+            return InvalidRequest("the request is here already")
+        if not submit.token_ids or submit.num_prompt_tokens + submit.sampling.max_tokens > limit:
+            return InvalidRequest(f"prompt and max_tokens must be between 1 and {limit} tokens together")
+        if len(self._requests) >= config.max_num_seqs + config.max_waiting:
+            return Overloaded("the decode worker's queue is full", retry_after_s=RETRY_AFTER_S)
+        return None
+
+    def _planned(self, plan: Plan) -> None:
+        request = self._requests.get(plan.request_id)
+        if request is None:
+            return
+        if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
+            if request.offer is None:
+                self._forget_transfer(request)
+                request.transfer_id = plan.transfer_id
+                self._by_transfer[plan.transfer_id] = request
+                self._scheduler.expect(request.sequence)
+            return
+        self._compute_here(request)
+
+    def _compute_here(self, request: _Request) -> None:
+        if request.pull is not None:
+            request.pull.cancel()  # what was pulled so far is kept, see _pull_ended
+            return
+        if request.offer is not None:
+            self._parts.puller.cancel(request.offer, "computed by the decode worker")
+        self._forget_transfer(request)
+        self._scheduler.compute_here(request.sequence)
+        self._wake.set()
+
+    def _aborted(self, request_id: RequestId) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._leave(request)
+
+    # ---- prefill workers ----
+
+    async def _offered(self, offer: Offer) -> OfferReply:
+        if offer.decode_epoch != self._parts.epoch:
+            self._counters["stale_offers"] += 1
+            return OfferReply(False, "meant for an earlier life of this worker")
+        request = self._by_transfer.get(offer.transfer_id)
+        if request is None or request.offer is not None:
+            return OfferReply(False, "not expected")
+        request.offer = offer
+        self._start(request, offer.cached_tokens, count=False)
+        if request.wants_kv:
+            self._scheduler.offered(request.sequence)
+            self._wake.set()
+        else:  # the prefill worker's token is the last one: take it, and no blocks
+            self._begin_pull(request, request.sequence.num_tokens)
+        return OfferReply(True)
+
+    def _begin_pull(self, request: _Request, have_tokens: int) -> None:
+        assert request.offer is not None
+        self._counters["pulls"] += 1
+        block_ids = tuple(request.sequence.table.block_ids)
+        request.pull = self._group.create_task(self._pull(request, request.offer, have_tokens, block_ids))
+
+    async def _pull(self, request: _Request, offer: Offer, have_tokens: int, block_ids: tuple[BlockId, ...]) -> None:
+        outcome = PullOutcome(have_tokens, None, Unavailable("the pull was stopped"))
+        try:
+            outcome = await self._parts.puller.pull(
+                offer, have_tokens, block_ids, lambda handover: self._handed_over(request, handover)
+            )
+        finally:  # also when cancelled: nothing writes to the blocks any more
+            self._pull_ended(request, offer, outcome)
+
+    def _handed_over(self, request: _Request, handover: Handover) -> None:
+        if not request.gone and request.sequence.num_tokens == handover.num_tokens:
+            self._append(request, handover.token_id)
+
+    def _pull_ended(self, request: _Request, offer: Offer, outcome: PullOutcome) -> None:
+        request.pull = None
+        if outcome.error is None:
+            self._counters["pulled_tokens"] += outcome.num_tokens
+            self._parts.puller.done(offer)
+        else:
+            self._counters["pulls_failed"] += not request.gone
+            self._parts.puller.cancel(offer, outcome.error.message)
+        if request.gone:
+            self._release(request)
+            return
+        if outcome.error is not None:
+            log.warning("%s: pull failed, the rest is computed here: %s", request.request_id, outcome.error.message)
+        self._forget_transfer(request)
+        if self._scheduler.stage(request.sequence) is Stage.PULLING:
+            self._scheduler.pulled(request.sequence, outcome.num_tokens)
+        else:  # only the token was wanted, and it did not come
+            self._scheduler.compute_here(request.sequence)
+        self._wake.set()
+
+    def _forget_transfer(self, request: _Request) -> None:
+        if request.transfer_id is not None:
+            self._by_transfer.pop(request.transfer_id, None)
+        request.transfer_id = None
+        request.offer = None
+
+    # ---- steps ----
+
+    async def _step_loop(self) -> None:
+        while True:
+            step = self._scheduler.schedule()
+            for slot in step.started:
+                self._start(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens, count=True)
+            for slot in step.pulls:
+                self._begin_pull(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens)
+            for slot in step.preempted:
+                log.info("%s: preempted, to be computed again", slot.sequence.request_id)
+            if step.chunks:
+                await self._run(step)
+                continue
+            self._meter.idle()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _run(self, step: DecodeStep) -> None:
+        parts = self._parts
+        self._in_flight = {chunk.sequence for chunk in step.chunks}
+        self._meter.begin(time.monotonic())
+        try:
+            sampled = iter(await parts.executor.step(parts.model.runner, step.chunks, parts.config.block_size))
+        except Exception:
+            log.exception("a step failed; its sequences are given up")
+            self._end_flight()
+            for chunk in step.chunks:
+                self._fail(chunk.sequence, InternalError("the decode worker could not compute the sequence"))
+            return
+        num_prompt_tokens = sum(chunk.num_scheduled_tokens for chunk in step.chunks if chunk.num_scheduled_tokens > 1)
+        self._meter.end(time.monotonic(), num_prompt_tokens)
+        self._counters["prompt_tokens_computed"] += num_prompt_tokens
+        self._end_flight()
+        for chunk in step.chunks:
+            self._computed(chunk, next(sampled) if chunk.samples else None)
+
+    def _end_flight(self) -> None:
+        self._in_flight = set()
+        for table in self._leaving:
+            table.release()
+        self._leaving = []
+
+    def _computed(self, chunk: Chunk, token_id: int | None) -> None:
+        request = self._by_sequence.get(chunk.sequence)
+        if request is None or request.gone:  # aborted while the step ran
+            return
+        self._scheduler.computed(chunk)
+        if token_id is not None:
+            self._append(request, token_id)
+
+    def _start(self, request: _Request, cached_tokens: int, *, count: bool) -> None:
+        """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
+        if request.started:
+            return
+        request.started = True
+        if count:
+            self._counters["prefix_cache_queries"] += request.sequence.num_tokens
+            self._counters["prefix_cache_hits"] += cached_tokens
+        request.outbox.put(Started(request.request_id, cached_tokens))
+
+    def _append(self, request: _Request, token_id: int) -> None:
+        sequence = request.sequence
+        output_index = sequence.num_output_tokens
+        sequence.token_ids.append(token_id)
+        self._counters["generation_tokens"] += 1
+        finish = finish_reason(token_id, output_index + 1, sequence.sampling)
+        request.outbox.put_output(SequenceOutput(request.request_id, output_index, (token_id,), finish))
+        if finish is not None:
+            self._leave(request, finished=True)
+
+    def _fail(self, sequence: Sequence, error: BatonError) -> None:
+        request = self._by_sequence.get(sequence)
+        if request is not None and not request.gone:
+            output = SequenceOutput(request.request_id, sequence.num_output_tokens, (), None, to_detail(error))
+            request.outbox.put_output(output)
+            self._leave(request)
+
+    # ---- going out ----
+
+    def _leave(self, request: _Request, *, finished: bool = False) -> None:
+        """The sequence is over; give its blocks back, now or when nothing can write to them any more."""
+        if request.gone:
+            return
+        request.gone = True
+        del self._requests[request.request_id]
+        self._scheduler.retire(request.sequence)
+        if request.pull is not None:
+            if not finished:  # a finished one ends by itself: the peer sends nothing after the last token
+                request.pull.cancel()
+                request.quarantined = request.sequence.table.quarantine()
+        else:
+            if request.offer is not None:
+                self._parts.puller.cancel(request.offer, "not wanted any more")
+            self._release(request)
+        self._forget_transfer(request)
+        if not self._requests:
+            self._empty.set()
+
+    def _release(self, request: _Request) -> None:
+        sequence = request.sequence
+        del self._by_sequence[sequence]
+        if sequence in self._in_flight:
+            self._leaving.append(sequence.table)
+        else:
+            self._parts.model.pool.end_quarantine(request.quarantined)
+            sequence.table.release()
+        self._wake.set()
+
+
+def create(parts: Parts) -> DecodeEngine:
+    """Return the engine of the decode role."""
+    return DecodeEngine(parts)

@@ -1,0 +1,232 @@
+"""Continuous batching: which sequences one step advances, and by how many tokens (Orca, section 3.1).
+
+A step first takes one token of every decoding sequence, then fills what is left of a token budget with chunks of
+prompts that this worker computes itself (Sarathi-Serve, section 4), then admits waiting sequences. A sequence takes a
+block when it crosses a block boundary. When the pool is full, the latest arrival is preempted: its blocks go back, and
+it is computed again later from its tokens (its full blocks stay in the prefix cache while nobody needs them).
+
+Pure: knows no clock, no model and no transfer. What is in flight on the compute thread is the engine's concern: blocks
+of a sequence that leaves are given to ``retire``, and the engine releases them when no running step can write to them.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from kvstore.block_pool import BlockPool
+from kvstore.sequence import Chunk, Sequence
+
+MAX_BYPASS = 16
+"""A waiting sequence that lacks blocks is passed by this many later ones at most; then all wait for it."""
+
+MAX_LOOKAHEAD = 8
+"""So many waiting sequences that lack blocks are looked past in one step."""
+
+
+class Stage(enum.Enum):
+    """Where a sequence is in this worker; changed by the scheduler only."""
+
+    HELD = enum.auto()  # accepted; nobody has said yet who computes the prompt
+    EXPECTING = enum.auto()  # a prefill worker computes the prompt; its offer has not come
+    WAITING = enum.auto()  # needs blocks, then is computed here
+    OFFERED = enum.auto()  # needs blocks, then is pulled
+    PULLING = enum.auto()  # has its blocks; bytes are on their way
+    RUNNING = enum.auto()  # in every step from now on
+    RETIRED = enum.auto()  # finished, aborted or failed; not in the scheduler any more
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A sequence in this scheduler."""
+
+    sequence: Sequence
+    arrival: int
+    stage: Stage = Stage.HELD
+    num_bypassed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One decision. ``chunks`` are computed together; ``pulls`` got blocks and wait for their bytes; ``started`` got
+    blocks and are computed here; ``preempted`` lost theirs."""
+
+    chunks: tuple[Chunk, ...]
+    pulls: tuple[Slot, ...]
+    started: tuple[Slot, ...]
+    preempted: tuple[Slot, ...]
+
+
+class DecodeScheduler:
+    """Owns all sequences of a decode worker.
+
+    ``max_num_seqs`` sequences run at a time. While any of them decodes, a step computes at most ``local_chunk_tokens``
+    prompt tokens, so that its time, and with it everybody's inter-token latency, stays flat; else ``token_budget``.
+    """
+
+    def __init__(self, pool: BlockPool, *, max_num_seqs: int, token_budget: int, local_chunk_tokens: int) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._token_budget = token_budget
+        self._local_chunk_tokens = local_chunk_tokens
+        self._slots: dict[Sequence, Slot] = {}
+        self._num_arrived = 0
+        self._num_preemptions = 0
+
+    # ---- what is here ----
+
+    def stage(self, sequence: Sequence) -> Stage:
+        """Return where ``sequence`` is; RETIRED when it is not here."""
+        slot = self._slots.get(sequence)
+        return slot.stage if slot else Stage.RETIRED
+
+    def sequences(self) -> list[Sequence]:
+        """Return every sequence here, in order of arrival."""
+        return list(self._slots)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in every step."""
+        return len(self._in(Stage.RUNNING))
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences accepted and not running."""
+        return len(self._slots) - self.num_running
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that this worker itself has still to compute."""
+        local = self._in(Stage.WAITING, Stage.RUNNING)
+        return sum(slot.sequence.num_remaining_tokens for slot in local if slot.sequence.num_remaining_tokens > 1)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions since the start."""
+        return self._num_preemptions
+
+    # ---- what happens to a sequence ----
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence; its table must be empty."""
+        self._num_arrived += 1
+        self._slots[sequence] = Slot(sequence, self._num_arrived)
+
+    def expect(self, sequence: Sequence) -> None:
+        """The prompt comes from a prefill worker; one that already has blocks or runs is left alone."""
+        slot = self._slots[sequence]
+        if slot.stage in (Stage.HELD, Stage.WAITING, Stage.OFFERED):
+            slot.stage = Stage.EXPECTING
+
+    def offered(self, sequence: Sequence) -> None:
+        """The prefill worker can be pulled from."""
+        slot = self._slots[sequence]
+        if slot.stage is Stage.EXPECTING:
+            slot.stage = Stage.OFFERED
+
+    def compute_here(self, sequence: Sequence) -> None:
+        """This worker computes the prompt; one that already has blocks or runs is left alone."""
+        slot = self._slots[sequence]
+        if slot.stage in (Stage.HELD, Stage.EXPECTING, Stage.OFFERED):
+            slot.stage = Stage.WAITING
+
+    def pulled(self, sequence: Sequence, num_tokens: int) -> None:
+        """The pull has ended with ``num_tokens`` valid leading tokens; what is missing is computed here.
+
+        The last token's KV does not count when the token after it did not come: its logits are needed.
+        """
+        slot = self._slots[sequence]
+        if slot.stage is Stage.PULLING:
+            sequence.num_computed_tokens = min(num_tokens, sequence.num_tokens - 1)
+            sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
+            slot.stage = Stage.RUNNING
+
+    def computed(self, chunk: Chunk) -> None:
+        """Record that ``chunk`` was computed, and publish the blocks that it filled."""
+        sequence = chunk.sequence
+        sequence.num_computed_tokens += chunk.num_scheduled_tokens
+        sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
+
+    def retire(self, sequence: Sequence) -> None:
+        """Forget ``sequence``; unknown is fine. Its blocks are left to the caller."""
+        slot = self._slots.pop(sequence, None)
+        if slot:
+            slot.stage = Stage.RETIRED
+
+    # ---- the decision ----
+
+    def schedule(self) -> DecodeStep:
+        """Decide one step: grow what decodes (preempting if need be), chunk what prefills, admit what fits."""
+        preempted = self._grow_decoding()
+        pulls, started = self._admit()
+        running = self._in(Stage.RUNNING)
+        decoding = [slot for slot in running if slot.sequence.num_remaining_tokens == 1]
+        chunks = [Chunk(slot.sequence, 1) for slot in decoding]
+        budget = self._local_chunk_tokens if decoding else self._token_budget
+        for slot in running:
+            remaining = slot.sequence.num_remaining_tokens
+            if remaining > 1 and budget > 0:
+                chunks.append(Chunk(slot.sequence, min(budget, remaining)))
+                budget -= chunks[-1].num_scheduled_tokens
+        return DecodeStep(tuple(chunks), tuple(pulls), tuple(started), tuple(preempted))
+
+    def _in(self, *stages: Stage) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.stage in stages]
+
+    def _grow_decoding(self) -> list[Slot]:
+        preempted: list[Slot] = []
+        for slot in self._in(Stage.RUNNING):  # in order of arrival: the latest pays first
+            while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
+                victim = self._in(Stage.RUNNING)[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+            if slot.stage is Stage.RUNNING:
+                slot.sequence.table.grow(slot.sequence.num_tokens)
+        return preempted
+
+    def _can_grow(self, sequence: Sequence) -> bool:
+        return sequence.table.blocks_needed(sequence.num_tokens) <= self._pool.num_available
+
+    def _preempt(self, slot: Slot) -> None:
+        slot.sequence.table.release()
+        slot.sequence.num_computed_tokens = 0
+        slot.stage = Stage.WAITING
+        slot.num_bypassed = 0
+        self._num_preemptions += 1
+
+    def _admit(self) -> tuple[list[Slot], list[Slot]]:
+        pulls: list[Slot] = []
+        started: list[Slot] = []
+        passed: list[Slot] = []
+        num_running = len(self._in(Stage.RUNNING, Stage.PULLING))
+        for slot in self._in(Stage.WAITING, Stage.OFFERED):
+            if num_running >= self._max_num_seqs:
+                break
+            if not self._take_blocks(slot.sequence, num_running):
+                passed.append(slot)
+                if slot.num_bypassed >= MAX_BYPASS or len(passed) == MAX_LOOKAHEAD:
+                    break
+                continue
+            num_running += 1
+            for blocked in passed:
+                blocked.num_bypassed += 1
+            if slot.stage is Stage.OFFERED:
+                slot.stage = Stage.PULLING
+                pulls.append(slot)
+            else:
+                slot.stage = Stage.RUNNING
+                started.append(slot)
+        return pulls, started
+
+    def _take_blocks(self, sequence: Sequence, num_running: int) -> bool:
+        """Give ``sequence`` its cached prefix and all blocks of its tokens; False, with nothing taken, if they lack.
+
+        One block for each sequence that is running already is left free, so that a newcomer does not have to be
+        preempted at once.
+        """
+        table = sequence.table
+        sequence.num_computed_tokens = table.adopt_prefix(sequence.token_ids)
+        if table.blocks_needed(sequence.num_tokens) + num_running > self._pool.num_available:
+            table.release()
+            sequence.num_computed_tokens = 0
+            return False
+        table.grow(sequence.num_tokens)
+        return True

@@ -1,0 +1,99 @@
+"""Options of a worker process; every field is a flag and a ``BATON_…`` variable."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from common.errors import ConfigError
+from common.messages import Role
+from common.sizes import parse_size
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What one worker is told at its start."""
+
+    model: str
+    """Directory or hub name of the model."""
+
+    served_model_name: str = ""
+    """Name that clients use; empty: the last part of --model."""
+
+    worker_id: str = ""
+    """Stable name in the cluster; empty: the role, the host's name and the process id."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on and to give to other processes."""
+
+    port: int = 0
+    """Port to listen on; 0 takes a free one."""
+
+    redis: str = "redis://127.0.0.1:6379"
+    """URL of the Redis server."""
+
+    cluster_token: str = ""
+    """Secret that every call between processes carries."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Data type of weights and KV; auto: the model's own on CUDA, float32 on a CPU."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to run on; auto: CUDA when there is one."""
+
+    block_size: int = 16
+    """Tokens in a KV block."""
+
+    kv_blocks: int = 0
+    """KV blocks in the pool; 0: as many as --kv-memory holds."""
+
+    kv_memory: str = "2GiB"
+    """Memory of the KV pool, used when --kv-blocks is 0."""
+
+    max_model_len: int = 0
+    """Tokens of prompt and answer together at most; 0: what the model and the pool allow."""
+
+    threads: int = 0
+    """Compute threads; 0: all cores."""
+
+    max_num_seqs: int = 64
+    """Sequences that run at a time."""
+
+    max_waiting: int = 256
+    """Sequences accepted beyond those that run; more are refused."""
+
+    token_budget: int = 512
+    """Prompt tokens that one step computes at most."""
+
+    local_chunk_tokens: int = 64
+    """Prompt tokens that one step computes beside decoding sequences at most."""
+
+    lease_s: float = 30.0
+    """Seconds that a finished prefill keeps its blocks for a decode worker that does not renew."""
+
+    drain_s: float = 30.0
+    """Seconds that running work may take after SIGTERM."""
+
+    log_level: str = "INFO"
+    """Lowest level that is logged."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= 256:
+            raise ConfigError(f"--block-size must be between 1 and 256, not {self.block_size}")
+        for flag in ("max_num_seqs", "max_waiting", "token_budget", "local_chunk_tokens"):
+            if getattr(self, flag) < 1:
+                raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, not {getattr(self, flag)}")
+        for flag in ("kv_blocks", "max_model_len", "threads"):
+            if getattr(self, flag) < 0:
+                raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
+        parse_size(self.kv_memory, flag="--kv-memory")
+
+    def name_for(self, role: Role) -> str:
+        """Return the worker's id."""
+        return self.worker_id or f"{role}-{os.uname().nodename}-{os.getpid()}"
+
+    def num_blocks(self, block_bytes: int) -> int:
+        """Return the size of the pool in blocks; raises ConfigError when not even one fits."""
+        num_blocks = self.kv_blocks or parse_size(self.kv_memory, flag="--kv-memory") // block_bytes
+        if num_blocks < 1:
+            raise ConfigError(f"--kv-memory {self.kv_memory} does not hold one KV block of {block_bytes} bytes")
+        return num_blocks

@@ -1,0 +1,128 @@
+"""A worker process: loads the model, runs one role's engine, and shuts down in order.
+
+Life: bind the port, load the model, announce READY, work; on SIGTERM or SIGINT announce DRAINING, let running work end
+within ``drain_s``, withdraw, stop.
+"""
+
+import asyncio
+import logging
+import signal
+
+from redis.asyncio import Redis
+
+from common.ids import WorkerId, new_epoch
+from common.logs import configure
+from common.messages import HelloReply, Role, WorkerState
+from common.rpc import Handlers, RpcServer
+from kvstore.host.config import WorkerConfig
+from kvstore.host.engine import Engine, create_engine
+from kvstore.host.executor import Executor
+from kvstore.host.heartbeat import Heartbeat
+from kvstore.host.parts import Parts, load_model_parts
+from kvstore.lease import LeaseTable
+from kvstore.peers import PeerSet
+from kvstore.transfer_client import TransferClient
+from kvstore.transfer_server import TransferServer
+
+log = logging.getLogger(__name__)
+
+RPC_GRACE_S = 0.5
+"""Calls that still run when everything else has ended get this long."""
+
+
+class Host:
+    """One worker process in one role. Owns every part of it."""
+
+    def __init__(self, config: WorkerConfig, role: Role) -> None:
+        self._config = config
+        self._role = role
+        self._worker_id = WorkerId(config.name_for(role))
+        self._state = WorkerState.STARTING
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask for an orderly shutdown; returns at once."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`; raises ConfigError or UnsupportedModel when it cannot begin."""
+        config = self._config
+        server = RpcServer(config.host, config.port, Handlers({}, {}, {}), config.cluster_token)
+        redis = Redis.from_url(config.redis, socket_connect_timeout=1.0, socket_timeout=5.0)
+        peers = PeerSet(config.cluster_token)
+        executor = Executor()
+        try:
+            await server.start()
+            parts = await self._load(server, redis, peers, executor)
+            await self._serve(server, parts)
+        finally:
+            await server.stop(RPC_GRACE_S)
+            await peers.close()
+            await redis.aclose()
+            executor.close()
+        log.info("stopped")
+
+    async def _load(self, server: RpcServer, redis: Redis, peers: PeerSet, executor: Executor) -> Parts:
+        model = await executor.call(lambda: load_model_parts(self._config))
+        identity = HelloReply(self._worker_id, new_epoch(), model.fingerprint)
+        loop = asyncio.get_running_loop()
+        transfers = TransferServer(
+            model.storage,
+            self._config.block_size,
+            identity,
+            LeaseTable(self._config.lease_s),
+            lambda transfer_id, reason: self._engine.released(transfer_id, reason),
+            loop.time,
+        )
+        puller = TransferClient(model.storage, self._config.block_size, identity, peers)
+        return Parts(
+            config=self._config,
+            worker_id=identity.worker_id,
+            epoch=identity.epoch,
+            address=server.address,
+            model=model,
+            executor=executor,
+            redis=redis,
+            transfers=transfers,
+            puller=puller,
+            peers=peers,
+        )
+
+    async def _serve(self, server: RpcServer, parts: Parts) -> None:
+        self._engine: Engine = create_engine(self._role, parts)
+        server.mount(parts.transfers.handlers().merged(self._engine.handlers()))
+        heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._engine.run()),
+                group.create_task(parts.transfers.run()),
+                group.create_task(parts.puller.run()),
+            ]
+            self._state = WorkerState.READY
+            tasks.append(group.create_task(heartbeat.run()))
+            log.info("ready on %s, epoch %d", parts.address, parts.epoch)
+            await self._stop.wait()
+            await self._drain(heartbeat)
+            for task in tasks:
+                task.cancel()
+        await heartbeat.withdraw()
+
+    async def _drain(self, heartbeat: Heartbeat) -> None:
+        self._state = WorkerState.DRAINING
+        log.info("draining for up to %g s", self._config.drain_s)
+        await heartbeat.beat()
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                await self._engine.drain()
+        except TimeoutError:
+            log.warning("work was left after %g s of draining", self._config.drain_s)
+
+
+async def run_worker(config: WorkerConfig, role: Role) -> None:
+    """Run a worker until SIGTERM or SIGINT."""
+    configure(config.name_for(role), config.log_level)
+    host = Host(config, role)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, host.stop)
+    await host.run()

@@ -1,0 +1,88 @@
+"""What a worker has whatever its role: the model, the blocks, and the ways to reach others."""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from redis.asyncio import Redis
+
+from common.ids import Epoch, WorkerId
+from common.messages import Fingerprint
+from common.model.load import load_model
+from common.model.runner import ModelRunner
+from common.model.spec import ModelSpec
+from kvstore.block_pool import BlockPool
+from kvstore.block_table import BlockTable
+from kvstore.fingerprint import fingerprint
+from kvstore.host.config import WorkerConfig
+from kvstore.host.executor import Executor
+from kvstore.layout import KvLayout
+from kvstore.peers import PeerSet
+from kvstore.prefix_hash import PrefixHasher, root_hash
+from kvstore.storage import KvStorage
+from kvstore.transfer_client import TransferClient
+from kvstore.transfer_server import TransferServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The model on its device, with the KV pool that it writes to."""
+
+    spec: ModelSpec
+    """``max_model_len`` is what the model, the pool and the configuration allow together."""
+    runner: ModelRunner
+    storage: KvStorage
+    pool: BlockPool
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything an engine works with. Owned by the host, lives as long as the process."""
+
+    config: WorkerConfig
+    worker_id: WorkerId
+    epoch: Epoch
+    address: str
+    model: ModelParts
+    executor: Executor
+    redis: Redis
+    transfers: TransferServer
+    puller: TransferClient
+    peers: PeerSet
+
+    def new_table(self, cache_salt: str) -> BlockTable:
+        """Return an empty block table whose blocks are shared within ``cache_salt`` only."""
+        hasher = PrefixHasher(_root(self.model.fingerprint, cache_salt), self.config.block_size)
+        return BlockTable(self.model.pool, hasher)
+
+
+@lru_cache(maxsize=1024)
+def _root(worker: Fingerprint, cache_salt: str) -> bytes:
+    return root_hash(worker, cache_salt)
+
+
+def load_model_parts(config: WorkerConfig) -> ModelParts:
+    """Load the model and make its pool; runs on the compute thread. Raises UnsupportedModel or ConfigError."""
+    torch.set_num_threads(config.threads or torch.get_num_threads())
+    loaded = load_model(
+        config.model, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len or None
+    )
+    spec = loaded.spec
+    layout = KvLayout(spec.layers, config.block_size, spec.dtype)
+    num_blocks = config.num_blocks(layout.block_bytes)
+    storage = KvStorage(layout, num_blocks, spec.device)
+    runner = ModelRunner(loaded, storage.layer_views(), config.block_size)
+    runner.warm_up()
+    limit = min(spec.max_model_len, num_blocks * config.block_size)
+    log.info("%s: %d blocks of %d bytes, up to %d tokens a sequence", spec.name, num_blocks, layout.block_bytes, limit)
+    return ModelParts(
+        replace(spec, max_model_len=limit),
+        runner,
+        storage,
+        BlockPool(num_blocks, config.block_size),
+        fingerprint(spec, layout),
+    )

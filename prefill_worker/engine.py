@@ -1,0 +1,275 @@
+"""The prefill role: takes prompts off its queue, computes them in chunks, and lets decode workers pull the blocks.
+
+Life of a prompt: queued -> admitted (has its blocks; a lease is open and offered to the decode worker) -> computed (the
+next token is sampled and handed over) -> released, by the decode worker's Done, a Cancel, or the lease's end. Released
+may come at any moment; blocks of a prompt that a running step still writes to are given back when the step has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import BatonError, InternalError, InvalidRequest
+from common.ids import TransferId
+from common.messages import Handover, Offer, OfferReply, Prefill, SlotCounts, WorkerLoad
+from common.rpc import Handlers
+from common.sampling import finish_reason
+from common.services import OFFER
+from kvstore.block_table import BlockTable
+from kvstore.host.meter import StepMeter
+from kvstore.host.parts import Parts
+from kvstore.sequence import Chunk, Sequence
+from kvstore.transfer_server import Outgoing, ReleaseReason
+from prefill_worker.intake import Intake
+from prefill_worker.scheduler import PrefillScheduler, PrefillStep
+
+log = logging.getLogger(__name__)
+
+OFFER_TIMEOUT_S = 5.0
+"""A decode worker that does not answer an offer for this long has lost it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One prompt from its queue entry to its release."""
+
+    task: Prefill
+    entry_id: bytes
+    sequence: Sequence
+    expires_at: float
+    outgoing: Outgoing | None = None
+    cached_tokens: int = 0
+
+
+class PrefillEngine:
+    """Owns the jobs, their sequences and tables. Runs on the event loop; steps run on the compute thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        config = parts.config
+        self._parts = parts
+        self._scheduler = PrefillScheduler(
+            parts.model.pool, token_budget=config.token_budget, max_num_seqs=config.max_num_seqs
+        )
+        self._intake = Intake(parts.redis, parts.worker_id, parts.epoch, accept=self._accept, room=self._room)
+        self._jobs: dict[TransferId, _Job] = {}
+        self._by_sequence: dict[Sequence, _Job] = {}
+        self._in_flight: set[Sequence] = set()
+        self._leaving: list[BlockTable] = []
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._meter = StepMeter()
+        self._counters = dict.fromkeys(
+            ("prompt_tokens_computed", "prefix_cache_queries", "prefix_cache_hits", "handovers", "offers_refused"), 0
+        )
+
+    # ---- what the host asks ----
+
+    def handlers(self) -> Handlers:
+        """A prefill worker serves nothing beyond its blocks."""
+        return Handlers({}, {}, {})
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._intake.run())
+                group.create_task(self._expire_waiting())
+                await self._step_loop()
+        finally:
+            await self._intake.delete()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when every lease has ended."""
+        self._intake.close()
+        await self._empty.wait()
+
+    def load(self, now: float) -> WorkerLoad:
+        """Return the load at ``now``."""
+        return WorkerLoad(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            queued_tokens=self._scheduler.num_queued_tokens,
+            tokens_per_s=self._meter.prompt_tokens_per_s,
+            tick_age_s=self._meter.tick_age_s(now),
+        )
+
+    def slots(self) -> SlotCounts:
+        """Return the slots of all jobs' blocks, and how many of them hold a token or will when it is computed."""
+        sequences = [job.sequence for job in self._jobs.values() if job.sequence.table.block_ids]
+        allocated = sum(len(sequence.table.block_ids) for sequence in sequences) * self._parts.config.block_size
+        return SlotCounts(allocated, sum(sequence.num_tokens for sequence in sequences))
+
+    def tables(self) -> Iterable[BlockTable]:
+        """Return every table that holds blocks."""
+        return [*(job.sequence.table for job in self._jobs.values()), *self._leaving]
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start."""
+        return self._counters | {"steps": self._meter.num_steps}
+
+    # ---- coming in ----
+
+    def _room(self) -> int:
+        return self._parts.config.max_waiting - self._scheduler.num_waiting
+
+    def _accept(self, entry_id: bytes, task: Prefill) -> None:
+        if task.transfer_id in self._jobs:
+            self._intake.finished(entry_id)
+            return
+        sequence = Sequence(
+            task.request_id,
+            list(task.token_ids),
+            task.num_prompt_tokens,
+            task.sampling,
+            self._parts.new_table(task.cache_salt),
+        )
+        job = _Job(task, entry_id, sequence, time.monotonic() + task.remaining_s)
+        self._jobs[task.transfer_id] = job
+        self._by_sequence[sequence] = job
+        self._empty.clear()
+        limit = self._parts.model.spec.max_model_len
+        if sequence.num_tokens > limit:
+            job.outgoing = self._parts.transfers.open(task.transfer_id, ())
+            job.outgoing.fail(InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
+            self._group.create_task(self._offer(job))
+            return
+        self._scheduler.add(sequence)
+        self._wake.set()
+
+    async def _expire_waiting(self) -> None:
+        """Drop prompts whose time ran out before they got blocks; their decode worker has given them up."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            for job in [job for job in self._jobs.values() if job.outgoing is None and job.expires_at < now]:
+                self._forget(job)
+
+    def _begin(self, sequence: Sequence) -> None:
+        """The prompt has its blocks: open the lease and offer it."""
+        job = self._by_sequence[sequence]
+        job.cached_tokens = sequence.num_computed_tokens
+        self._counters["prefix_cache_queries"] += sequence.num_tokens
+        self._counters["prefix_cache_hits"] += job.cached_tokens
+        job.outgoing = self._parts.transfers.open(job.task.transfer_id, tuple(sequence.table.block_ids))
+        job.outgoing.advance(sequence.num_computed_tokens)
+        self._group.create_task(self._offer(job))
+
+    async def _offer(self, job: _Job) -> None:
+        assert job.outgoing is not None
+        task, parts = job.task, self._parts
+        offer = Offer(
+            transfer_id=task.transfer_id,
+            worker_id=parts.worker_id,
+            epoch=parts.epoch,
+            address=parts.address,
+            generation=job.outgoing.generation,
+            cached_tokens=job.cached_tokens,
+            decode_epoch=task.decode_epoch,
+        )
+        try:
+            reply: OfferReply = await parts.peers.get(task.decode_address).call(OFFER, offer, OFFER_TIMEOUT_S)
+        except BatonError as error:
+            reply = OfferReply(False, error.message)
+        if not reply.accepted:
+            self._counters["offers_refused"] += 1
+            log.info("%s: offer refused: %s", task.request_id, reply.reason)
+            parts.transfers.close(task.transfer_id)
+
+    # ---- steps ----
+
+    async def _step_loop(self) -> None:
+        while True:
+            step = self._scheduler.schedule()
+            for sequence in step.admitted:
+                self._begin(sequence)
+            if step.chunks:
+                await self._run(step)
+                continue
+            self._meter.idle()
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _run(self, step: PrefillStep) -> None:
+        parts = self._parts
+        self._in_flight = {chunk.sequence for chunk in step.chunks}
+        self._meter.begin(time.monotonic())
+        try:
+            sampled = iter(await parts.executor.step(parts.model.runner, step.chunks, parts.config.block_size))
+        except Exception:
+            log.exception("a step failed; its prompts are given up")
+            self._end_flight()
+            for chunk in step.chunks:
+                self._fail(chunk.sequence)
+            return
+        num_tokens = sum(chunk.num_scheduled_tokens for chunk in step.chunks)
+        self._meter.end(time.monotonic(), num_tokens)
+        self._counters["prompt_tokens_computed"] += num_tokens
+        self._end_flight()
+        for chunk in step.chunks:
+            self._computed(chunk, next(sampled) if chunk.samples else None)
+
+    def _end_flight(self) -> None:
+        self._in_flight = set()
+        for table in self._leaving:
+            table.release()
+        self._leaving = []
+
+    def _computed(self, chunk: Chunk, token_id: int | None) -> None:
+        sequence = chunk.sequence
+        job = self._by_sequence.get(sequence)
+        if job is None:  # released while the step ran
+            return
+        assert job.outgoing is not None
+        self._scheduler.computed(chunk)
+        job.outgoing.advance(sequence.num_computed_tokens)
+        if token_id is None:
+            return
+        self._counters["handovers"] += 1
+        job.outgoing.hand_over(
+            Handover(
+                job.task.transfer_id,
+                sequence.num_tokens,
+                token_id,
+                job.cached_tokens,
+                finish_reason(token_id, sequence.num_output_tokens + 1, sequence.sampling),
+            )
+        )
+        self._intake.finished(job.entry_id)
+
+    def _fail(self, sequence: Sequence) -> None:
+        job = self._by_sequence.get(sequence)
+        if job is not None and job.outgoing is not None:
+            self._scheduler.remove(sequence)
+            job.outgoing.fail(InternalError("the prefill worker could not compute the prompt"))
+
+    # ---- going out ----
+
+    def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
+        """A lease has ended, for whatever reason."""
+        job = self._jobs.get(transfer_id)
+        if job is not None:
+            log.debug("%s: released, %s", job.task.request_id, reason)
+            self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        del self._jobs[job.task.transfer_id]
+        del self._by_sequence[job.sequence]
+        self._scheduler.remove(job.sequence)
+        self._intake.finished(job.entry_id)
+        if job.sequence in self._in_flight:
+            self._leaving.append(job.sequence.table)
+        else:
+            job.sequence.table.release()
+        if not self._jobs:
+            self._empty.set()
+        self._intake.made_room()
+        self._wake.set()
+
+
+def create(parts: Parts) -> PrefillEngine:
+    """Return the engine of the prefill role."""
+    return PrefillEngine(parts)

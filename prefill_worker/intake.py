@@ -1,0 +1,104 @@
+"""Reads this worker's prefill queue in Redis, as long as there is room, through outages and flushes."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from common import queue
+from common.ids import Epoch, WorkerId
+from common.messages import Prefill
+
+log = logging.getLogger(__name__)
+
+BLOCK_S = 1.0
+"""One read waits this long for an entry."""
+
+RETRY_S = 0.5
+"""Pause after a read that failed."""
+
+MAX_READ = 64
+"""Entries of one read at most."""
+
+
+class Intake:
+    """Owns the reading end of one queue. ``accept`` is called for every entry; ``room`` says how many more may come."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        worker_id: WorkerId,
+        epoch: Epoch,
+        *,
+        accept: Callable[[bytes, Prefill], None],
+        room: Callable[[], int],
+    ) -> None:
+        self._redis = redis
+        self._worker_id = worker_id
+        self._epoch = epoch
+        self._accept = accept
+        self._room = room
+        self._has_room = asyncio.Event()
+        self._finished: list[bytes] = []
+        self._closed = False
+
+    def made_room(self) -> None:
+        """Say that :func:`room` may have grown."""
+        self._has_room.set()
+
+    def finished(self, entry_id: bytes) -> None:
+        """The entry was handed over or dropped; it is acknowledged with the next read."""
+        self._finished.append(entry_id)
+
+    def close(self) -> None:
+        """Read nothing more; :meth:`run` goes on acknowledging."""
+        self._closed = True
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        healthy = False
+        while True:
+            try:
+                if not healthy:
+                    await queue.create(self._redis, self._worker_id, self._epoch)
+                    log.info("reading the prefill queue")
+                    healthy = True
+                await self._acknowledge()
+                await self._read()
+            except (RedisError, OSError) as error:
+                if healthy and not _is_flushed(error):
+                    log.warning("the prefill queue cannot be read: %s", error)
+                healthy = False
+                await asyncio.sleep(RETRY_S)
+
+    async def delete(self) -> None:
+        """Remove the queue; what is left in it was given to others by the gateways."""
+        try:
+            await queue.delete(self._redis, self._worker_id, self._epoch)
+        except (RedisError, OSError) as error:
+            log.warning("the queue was not removed, it will expire: %s", error)
+
+    async def _read(self) -> None:
+        count = 0 if self._closed else min(self._room(), MAX_READ)
+        if count <= 0:
+            self._has_room.clear()
+            try:
+                async with asyncio.timeout(BLOCK_S):
+                    await self._has_room.wait()
+            except TimeoutError:
+                pass
+            return
+        for entry_id, task in await queue.take(self._redis, self._worker_id, self._epoch, count=count, block_s=BLOCK_S):
+            self._accept(entry_id, task)
+
+    async def _acknowledge(self) -> None:
+        if self._finished:
+            finished = list(self._finished)
+            await queue.acknowledge(self._redis, self._worker_id, self._epoch, finished)
+            del self._finished[: len(finished)]
+
+
+def _is_flushed(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and "NOGROUP" in str(error)

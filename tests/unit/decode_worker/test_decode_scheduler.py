@@ -1,0 +1,207 @@
+"""The decode scheduler: batching, growth, preemption, admission, pulls."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from kvstore.block_pool import BlockPool
+from kvstore.sequence import Sequence
+from tests.support.sequences import new_sequence, unique_tokens
+
+BLOCK = 4
+
+
+def make(
+    num_blocks: int = 64, max_num_seqs: int = 8, token_budget: int = 32, local_chunk_tokens: int = 8
+) -> tuple[BlockPool, DecodeScheduler]:
+    pool = BlockPool(num_blocks, BLOCK)
+    return pool, DecodeScheduler(
+        pool, max_num_seqs=max_num_seqs, token_budget=token_budget, local_chunk_tokens=local_chunk_tokens
+    )
+
+
+def add_local(
+    pool: BlockPool, scheduler: DecodeScheduler, length: int, start: int = 0, max_tokens: int = 8
+) -> Sequence:
+    sequence = new_sequence(pool, unique_tokens(length, start), max_tokens)
+    scheduler.add(sequence)
+    scheduler.compute_here(sequence)
+    return sequence
+
+
+def add_offered(pool: BlockPool, scheduler: DecodeScheduler, length: int, start: int = 0) -> Sequence:
+    sequence = new_sequence(pool, unique_tokens(length, start))
+    scheduler.add(sequence)
+    scheduler.expect(sequence)
+    scheduler.offered(sequence)
+    return sequence
+
+
+def run_step(scheduler: DecodeScheduler) -> DecodeStep:
+    """Compute one step with a model that always says token 7; finished sequences leave."""
+    step = scheduler.schedule()
+    for chunk in step.chunks:
+        samples = chunk.samples
+        scheduler.computed(chunk)
+        if samples:
+            sequence = chunk.sequence
+            sequence.token_ids.append(7)
+            if sequence.num_output_tokens >= sequence.sampling.max_tokens:
+                scheduler.retire(sequence)
+                sequence.table.release()
+    return step
+
+
+def sizes(step: DecodeStep) -> list[int]:
+    return [chunk.num_scheduled_tokens for chunk in step.chunks]
+
+
+def test_decoding_sequences_come_first_and_a_local_prompt_gets_small_chunks():
+    pool, scheduler = make(token_budget=32, local_chunk_tokens=8)
+    add_local(pool, scheduler, 20)
+    assert sizes(run_step(scheduler)) == [20]
+    add_local(pool, scheduler, 20, start=1)
+    assert [sizes(run_step(scheduler)) for _ in range(4)] == [[1, 8], [1, 8], [1, 4], [1, 1]]
+
+
+def test_a_block_is_taken_when_the_boundary_is_crossed():
+    pool, scheduler = make()
+    sequence = add_local(pool, scheduler, BLOCK - 1)
+    run_step(scheduler)
+    assert len(sequence.table.block_ids) == 1
+    run_step(scheduler)  # writes the last slot of the first block
+    assert len(sequence.table.block_ids) == 1
+    run_step(scheduler)
+    assert len(sequence.table.block_ids) == 2
+
+
+def test_the_latest_arrival_is_preempted_and_finishes_later():
+    pool, scheduler = make(num_blocks=6)
+    first = add_local(pool, scheduler, 2 * BLOCK, start=0, max_tokens=2 * BLOCK)
+    second = add_local(pool, scheduler, 2 * BLOCK, start=1, max_tokens=2 * BLOCK)
+    preempted = []
+    for _ in range(60):
+        preempted += [slot.sequence for slot in run_step(scheduler).preempted]
+    assert set(preempted) == {second}
+    assert first.num_output_tokens == second.num_output_tokens == 2 * BLOCK
+    assert scheduler.num_preemptions == len(preempted)
+    assert pool.counts().held == 0
+
+
+def test_a_preempted_sequence_is_computed_from_its_tokens_not_pulled_again():
+    pool, scheduler = make(num_blocks=6)
+    older = add_local(pool, scheduler, 2 * BLOCK, start=1, max_tokens=4 * BLOCK)
+    run_step(scheduler)
+    pulled = add_offered(pool, scheduler, 2 * BLOCK, start=2)
+    assert [slot.sequence for slot in scheduler.schedule().pulls] == [pulled]
+    pulled.token_ids.append(7)
+    scheduler.pulled(pulled, 2 * BLOCK)
+    steps = [run_step(scheduler) for _ in range(40)]
+    assert pulled in [slot.sequence for step in steps for slot in step.preempted]
+    assert [slot for step in steps for slot in step.pulls] == []
+    assert older.num_output_tokens == 4 * BLOCK
+    assert pulled.num_output_tokens == pulled.sampling.max_tokens
+
+
+def test_scheduling_looks_past_heads_that_wait_for_their_offer():
+    pool, scheduler = make(num_blocks=10)
+    for start in range(3):
+        sequence = new_sequence(pool, unique_tokens(2 * BLOCK, start))
+        scheduler.add(sequence)
+        scheduler.expect(sequence)
+    runnable = add_local(pool, scheduler, BLOCK, start=9)
+    assert [chunk.sequence for chunk in run_step(scheduler).chunks] == [runnable]
+
+
+def test_a_failed_pull_keeps_the_valid_prefix_and_computes_the_rest():
+    pool, scheduler = make()
+    sequence = add_offered(pool, scheduler, 5 * BLOCK)
+    scheduler.schedule()
+    scheduler.pulled(sequence, 2 * BLOCK)
+    step = scheduler.schedule()
+    assert sizes(step) == [3 * BLOCK]
+    assert step.chunks[0].samples
+
+
+def test_a_pull_without_its_token_computes_the_last_token_again():
+    pool, scheduler = make()
+    sequence = add_offered(pool, scheduler, 2 * BLOCK)
+    scheduler.schedule()
+    scheduler.pulled(sequence, 2 * BLOCK)
+    step = scheduler.schedule()
+    assert sizes(step) == [1]
+    assert step.chunks[0].samples
+
+
+def test_a_sequence_that_nobody_planned_takes_no_blocks():
+    pool, scheduler = make()
+    sequence = new_sequence(pool, unique_tokens(9))
+    scheduler.add(sequence)
+    assert run_step(scheduler).chunks == ()
+    assert pool.counts().held == 0
+    scheduler.retire(sequence)
+    assert scheduler.num_waiting == 0
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_no_more_sequences_run_than_allowed(max_num_seqs: int):
+    pool, scheduler = make(max_num_seqs=max_num_seqs)
+    for start in range(5):
+        add_local(pool, scheduler, 3, start)
+    assert len(run_step(scheduler).chunks) == max_num_seqs
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_all_sequences_finish_whatever_happens_and_the_books_balance(data: st.DataObject):
+    num_blocks = data.draw(st.integers(4, 24), label="num_blocks")
+    pool, scheduler = make(num_blocks, max_num_seqs=4, token_budget=16, local_chunk_tokens=4)
+    capacity = num_blocks * BLOCK
+    everyone: list[Sequence] = []
+
+    def draw_tokens() -> tuple[list[int], int]:
+        length = data.draw(st.integers(1, capacity - 1))
+        return unique_tokens(length, data.draw(st.integers(0, 2))), data.draw(st.integers(1, capacity - length))
+
+    def balance() -> None:
+        pool.check_integrity(sequence.table.block_ids for sequence in scheduler.sequences())
+
+    for _ in range(data.draw(st.integers(1, 40), label="num_operations")):
+        pulling = [s for s in scheduler.sequences() if scheduler.stage(s) is Stage.PULLING]
+        match data.draw(st.sampled_from(["local", "remote", "step", "pulled", "abort", "fallback"])):
+            case "local" | "remote" as kind:
+                tokens, max_tokens = draw_tokens()
+                sequence = new_sequence(pool, tokens, max_tokens)
+                everyone.append(sequence)
+                scheduler.add(sequence)
+                if kind == "local":
+                    scheduler.compute_here(sequence)
+                else:
+                    scheduler.expect(sequence)
+                    scheduler.offered(sequence)
+            case "step":
+                run_step(scheduler)
+            case "pulled" if pulling:
+                sequence = data.draw(st.sampled_from(pulling))
+                num_valid = data.draw(st.integers(sequence.num_computed_tokens // BLOCK, sequence.num_tokens // BLOCK))
+                scheduler.pulled(sequence, num_valid * BLOCK)
+            case "abort" if scheduler.sequences():
+                sequence = data.draw(st.sampled_from(scheduler.sequences()))
+                scheduler.retire(sequence)
+                sequence.table.release()
+                everyone.remove(sequence)
+            case "fallback" if scheduler.sequences():
+                scheduler.compute_here(data.draw(st.sampled_from(scheduler.sequences())))
+        balance()
+    for _ in range(5_000):
+        for sequence in scheduler.sequences():
+            if scheduler.stage(sequence) is Stage.PULLING:
+                scheduler.pulled(sequence, sequence.num_computed_tokens)
+        if not scheduler.sequences():
+            break
+        run_step(scheduler)
+        balance()
+    assert scheduler.sequences() == []
+    assert all(sequence.num_output_tokens == sequence.sampling.max_tokens for sequence in everyone)
+    assert pool.counts().held == 0
