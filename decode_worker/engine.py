@@ -7,7 +7,6 @@ runs on the event loop. Blocks that a running step or a pull may still write to 
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
@@ -36,9 +35,9 @@ from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
-from kvstore.host.meter import StepMeter
 from kvstore.host.parts import Parts
-from kvstore.sequence import Chunk, Sequence
+from kvstore.host.stepper import Computed
+from kvstore.sequence import Sequence
 from kvstore.transfer_client import PullOutcome
 from kvstore.transfer_server import ReleaseReason
 
@@ -85,13 +84,11 @@ class DecodeEngine:
         self._requests: dict[RequestId, _Request] = {}
         self._by_sequence: dict[Sequence, _Request] = {}
         self._by_transfer: dict[TransferId, _Request] = {}
-        self._in_flight: set[Sequence] = set()
-        self._leaving: list[BlockTable] = []
         self._draining = False
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._meter = StepMeter()
+        self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(
             (
                 "generation_tokens",
@@ -133,8 +130,8 @@ class DecodeEngine:
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             queued_tokens=self._scheduler.num_queued_tokens,
-            tokens_per_s=self._meter.prompt_tokens_per_s,
-            tick_age_s=self._meter.tick_age_s(now),
+            tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
+            tick_age_s=self._stepper.meter.tick_age_s(now),
         )
 
     def slots(self) -> SlotCounts:
@@ -145,11 +142,11 @@ class DecodeEngine:
 
     def tables(self) -> Iterable[BlockTable]:
         """Return every table that holds blocks."""
-        return [*(sequence.table for sequence in self._by_sequence), *self._leaving]
+        return [*(sequence.table for sequence in self._by_sequence), *self._stepper.leaving()]
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {"steps": self._meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+        return self._counters | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
 
     # ---- gateways ----
 
@@ -265,6 +262,7 @@ class DecodeEngine:
                 offer, have_tokens, block_ids, lambda handover: self._handed_over(request, handover)
             )
         finally:  # also when cancelled: nothing writes to the blocks any more
+            self._counters["pulled_tokens"] += outcome.num_tokens - have_tokens
             self._pull_ended(request, offer, outcome)
 
     def _handed_over(self, request: _Request, handover: Handover) -> None:
@@ -274,7 +272,6 @@ class DecodeEngine:
     def _pull_ended(self, request: _Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
         if outcome.error is None:
-            self._counters["pulled_tokens"] += outcome.num_tokens
             self._parts.puller.done(offer)
         else:
             self._counters["pulls_failed"] += not request.gone
@@ -311,36 +308,23 @@ class DecodeEngine:
             if step.chunks:
                 await self._run(step)
                 continue
-            self._meter.idle()
+            self._stepper.meter.idle()
             self._wake.clear()
             await self._wake.wait()
 
     async def _run(self, step: DecodeStep) -> None:
-        parts = self._parts
-        self._in_flight = {chunk.sequence for chunk in step.chunks}
-        self._meter.begin(time.monotonic())
         try:
-            sampled = iter(await parts.executor.step(parts.model.runner, step.chunks, parts.config.block_size))
-        except Exception:
-            log.exception("a step failed; its sequences are given up")
-            self._end_flight()
+            results = await self._stepper.run(step.chunks)
+        except InternalError as error:
             for chunk in step.chunks:
-                self._fail(chunk.sequence, InternalError("the decode worker could not compute the sequence"))
+                self._fail(chunk.sequence, error)
             return
-        num_prompt_tokens = sum(chunk.num_scheduled_tokens for chunk in step.chunks if chunk.num_scheduled_tokens > 1)
-        self._meter.end(time.monotonic(), num_prompt_tokens)
-        self._counters["prompt_tokens_computed"] += num_prompt_tokens
-        self._end_flight()
-        for chunk in step.chunks:
-            self._computed(chunk, next(sampled) if chunk.samples else None)
+        for result in results:
+            self._computed(result)
 
-    def _end_flight(self) -> None:
-        self._in_flight = set()
-        for table in self._leaving:
-            table.release()
-        self._leaving = []
-
-    def _computed(self, chunk: Chunk, token_id: int | None) -> None:
+    def _computed(self, result: Computed) -> None:
+        chunk, token_id = result.chunk, result.token_id
+        self._counters["prompt_tokens_computed"] += chunk.num_prompt_tokens
         request = self._by_sequence.get(chunk.sequence)
         if request is None or request.gone:  # aborted while the step ran
             return
@@ -399,11 +383,8 @@ class DecodeEngine:
     def _release(self, request: _Request) -> None:
         sequence = request.sequence
         del self._by_sequence[sequence]
-        if sequence in self._in_flight:
-            self._leaving.append(sequence.table)
-        else:
-            self._parts.model.pool.end_quarantine(request.quarantined)
-            sequence.table.release()
+        self._parts.model.pool.end_quarantine(request.quarantined)
+        self._stepper.release(sequence.table, sequence)
         self._wake.set()
 
 

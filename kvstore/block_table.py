@@ -9,7 +9,7 @@ shared block calls :meth:`BlockTable.copy_on_write` first. Holds no KV bytes and
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.ids import BlockId
+from common.ids import BlockHash, BlockId
 from kvstore.block_pool import BlockPool, IntegrityError
 from kvstore.prefix_hash import PrefixHasher
 
@@ -46,6 +46,10 @@ class BlockTable:
     def num_slots(self) -> int:
         """Tokens for which the table has room."""
         return len(self._block_ids) * self._pool.block_size
+
+    def block_hashes(self, token_ids: Sequence[int]) -> Sequence[BlockHash]:
+        """Return the hashes of all full blocks of ``token_ids``, in order; takes nothing."""
+        return self._hasher.extend(token_ids)
 
     def cached_prefix(self, token_ids: Sequence[int]) -> int:
         """Return the leading tokens that :meth:`adopt_prefix` would find now; takes nothing."""

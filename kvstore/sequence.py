@@ -51,3 +51,9 @@ class Chunk:
     def samples(self) -> bool:
         """Whether the chunk reaches the last token, so that its logits give the next one."""
         return self.num_scheduled_tokens == self.sequence.num_remaining_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of the scheduled tokens belong to the prompt."""
+        left = self.sequence.num_prompt_tokens - self.sequence.num_computed_tokens
+        return max(0, min(self.num_scheduled_tokens, left))

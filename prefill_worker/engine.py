@@ -18,9 +18,9 @@ from common.rpc import Handlers
 from common.sampling import finish_reason
 from common.services import OFFER
 from kvstore.block_table import BlockTable
-from kvstore.host.meter import StepMeter
 from kvstore.host.parts import Parts
-from kvstore.sequence import Chunk, Sequence
+from kvstore.host.stepper import Computed
+from kvstore.sequence import Sequence
 from kvstore.transfer_server import Outgoing, ReleaseReason
 from prefill_worker.intake import Intake
 from prefill_worker.scheduler import PrefillScheduler, PrefillStep
@@ -55,12 +55,10 @@ class PrefillEngine:
         self._intake = Intake(parts.redis, parts.worker_id, parts.epoch, accept=self._accept, room=self._room)
         self._jobs: dict[TransferId, _Job] = {}
         self._by_sequence: dict[Sequence, _Job] = {}
-        self._in_flight: set[Sequence] = set()
-        self._leaving: list[BlockTable] = []
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._meter = StepMeter()
+        self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(
             ("prompt_tokens_computed", "prefix_cache_queries", "prefix_cache_hits", "handovers", "offers_refused"), 0
         )
@@ -93,8 +91,8 @@ class PrefillEngine:
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             queued_tokens=self._scheduler.num_queued_tokens,
-            tokens_per_s=self._meter.prompt_tokens_per_s,
-            tick_age_s=self._meter.tick_age_s(now),
+            tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
+            tick_age_s=self._stepper.meter.tick_age_s(now),
         )
 
     def slots(self) -> SlotCounts:
@@ -105,11 +103,11 @@ class PrefillEngine:
 
     def tables(self) -> Iterable[BlockTable]:
         """Return every table that holds blocks."""
-        return [*(job.sequence.table for job in self._jobs.values()), *self._leaving]
+        return [*(job.sequence.table for job in self._jobs.values()), *self._stepper.leaving()]
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {"steps": self._meter.num_steps}
+        return self._counters | {"steps": self._stepper.meter.num_steps}
 
     # ---- coming in ----
 
@@ -189,37 +187,23 @@ class PrefillEngine:
             if step.chunks:
                 await self._run(step)
                 continue
-            self._meter.idle()
+            self._stepper.meter.idle()
             self._wake.clear()
             await self._wake.wait()
 
     async def _run(self, step: PrefillStep) -> None:
-        parts = self._parts
-        self._in_flight = {chunk.sequence for chunk in step.chunks}
-        self._meter.begin(time.monotonic())
         try:
-            sampled = iter(await parts.executor.step(parts.model.runner, step.chunks, parts.config.block_size))
-        except Exception:
-            log.exception("a step failed; its prompts are given up")
-            self._end_flight()
+            results = await self._stepper.run(step.chunks)
+        except InternalError as error:
             for chunk in step.chunks:
-                self._fail(chunk.sequence)
+                self._fail(chunk.sequence, error)
             return
-        num_tokens = sum(chunk.num_scheduled_tokens for chunk in step.chunks)
-        self._meter.end(time.monotonic(), num_tokens)
-        self._counters["prompt_tokens_computed"] += num_tokens
-        self._end_flight()
-        for chunk in step.chunks:
-            self._computed(chunk, next(sampled) if chunk.samples else None)
+        for result in results:
+            self._computed(result)
 
-    def _end_flight(self) -> None:
-        self._in_flight = set()
-        for table in self._leaving:
-            table.release()
-        self._leaving = []
-
-    def _computed(self, chunk: Chunk, token_id: int | None) -> None:
-        sequence = chunk.sequence
+    def _computed(self, result: Computed) -> None:
+        chunk, sequence, token_id = result.chunk, result.chunk.sequence, result.token_id
+        self._counters["prompt_tokens_computed"] += chunk.num_scheduled_tokens  # a moved sequence's output too
         job = self._by_sequence.get(sequence)
         if job is None:  # released while the step ran
             return
@@ -240,11 +224,11 @@ class PrefillEngine:
         )
         self._intake.finished(job.entry_id)
 
-    def _fail(self, sequence: Sequence) -> None:
+    def _fail(self, sequence: Sequence, error: BatonError) -> None:
         job = self._by_sequence.get(sequence)
         if job is not None and job.outgoing is not None:
             self._scheduler.remove(sequence)
-            job.outgoing.fail(InternalError("the prefill worker could not compute the prompt"))
+            job.outgoing.fail(error)
 
     # ---- going out ----
 
@@ -260,10 +244,7 @@ class PrefillEngine:
         del self._by_sequence[job.sequence]
         self._scheduler.remove(job.sequence)
         self._intake.finished(job.entry_id)
-        if job.sequence in self._in_flight:
-            self._leaving.append(job.sequence.table)
-        else:
-            job.sequence.table.release()
+        self._stepper.release(job.sequence.table, job.sequence)
         if not self._jobs:
             self._empty.set()
         self._intake.made_room()

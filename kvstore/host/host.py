@@ -12,13 +12,13 @@ from redis.asyncio import Redis
 
 from common.ids import WorkerId, new_epoch
 from common.logs import configure
-from common.messages import HelloReply, Role, WorkerState
+from common.messages import HelloReply, Role, SlotCounts, WorkerState
 from common.rpc import Handlers, RpcServer
 from kvstore.host.config import WorkerConfig
 from kvstore.host.engine import Engine, create_engine
-from kvstore.host.executor import Executor
 from kvstore.host.heartbeat import Heartbeat
 from kvstore.host.parts import Parts, load_model_parts
+from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
 from kvstore.peers import PeerSet
 from kvstore.transfer_client import TransferClient
@@ -39,10 +39,22 @@ class Host:
         self._worker_id = WorkerId(config.name_for(role))
         self._state = WorkerState.STARTING
         self._stop = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Set once the worker takes work and the registry has been told."""
+        self.parts: Parts | None = None
+        """What the worker runs on, once its model is loaded."""
 
     def stop(self) -> None:
         """Ask for an orderly shutdown; returns at once."""
         self._stop.set()
+
+    def counters(self) -> dict[str, int]:
+        """Return the engine's counts since the start."""
+        return self._engine.counters()
+
+    def slots(self) -> SlotCounts:
+        """Return how well the held blocks are filled."""
+        return self._engine.slots()
 
     async def run(self) -> None:
         """Serve until :meth:`stop`; raises ConfigError or UnsupportedModel when it cannot begin."""
@@ -50,20 +62,20 @@ class Host:
         server = RpcServer(config.host, config.port, Handlers({}, {}, {}), config.cluster_token)
         redis = Redis.from_url(config.redis, socket_connect_timeout=1.0, socket_timeout=5.0)
         peers = PeerSet(config.cluster_token)
-        executor = Executor()
+        compute = ComputeThread()
         try:
             await server.start()
-            parts = await self._load(server, redis, peers, executor)
-            await self._serve(server, parts)
+            self.parts = await self._load(server, redis, peers, compute)
+            await self._serve(server, self.parts)
         finally:
             await server.stop(RPC_GRACE_S)
             await peers.close()
             await redis.aclose()
-            executor.close()
+            compute.close()
         log.info("stopped")
 
-    async def _load(self, server: RpcServer, redis: Redis, peers: PeerSet, executor: Executor) -> Parts:
-        model = await executor.call(lambda: load_model_parts(self._config))
+    async def _load(self, server: RpcServer, redis: Redis, peers: PeerSet, compute: ComputeThread) -> Parts:
+        model = await compute.call(lambda: load_model_parts(self._config))
         identity = HelloReply(self._worker_id, new_epoch(), model.fingerprint)
         loop = asyncio.get_running_loop()
         transfers = TransferServer(
@@ -81,7 +93,7 @@ class Host:
             epoch=identity.epoch,
             address=server.address,
             model=model,
-            executor=executor,
+            compute=compute,
             redis=redis,
             transfers=transfers,
             puller=puller,
@@ -99,7 +111,9 @@ class Host:
                 group.create_task(parts.puller.run()),
             ]
             self._state = WorkerState.READY
+            await heartbeat.beat()
             tasks.append(group.create_task(heartbeat.run()))
+            self.ready.set()
             log.info("ready on %s, epoch %d", parts.address, parts.epoch)
             await self._stop.wait()
             await self._drain(heartbeat)

@@ -16,7 +16,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
-from kvstore.host.executor import Executor
+from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.peers import PeerSet
 from kvstore.prefix_hash import PrefixHasher, root_hash
@@ -48,11 +48,15 @@ class Parts:
     epoch: Epoch
     address: str
     model: ModelParts
-    executor: Executor
+    compute: ComputeThread
     redis: Redis
     transfers: TransferServer
     puller: TransferClient
     peers: PeerSet
+
+    def new_stepper(self) -> Stepper:
+        """Return a step loop's hold on the compute thread."""
+        return Stepper(self.compute, self.model.runner, self.config.block_size)
 
     def new_table(self, cache_salt: str) -> BlockTable:
         """Return an empty block table whose blocks are shared within ``cache_salt`` only."""

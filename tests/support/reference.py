@@ -1,0 +1,34 @@
+"""The oracle: what transformers itself generates, greedily, in float32."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+class Reference:
+    """A model loaded by transformers alone. Answers are cached by prompt."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, token_ids: list[int], num_tokens: int) -> list[int]:
+        """Return the next ``num_tokens`` greedy tokens; end-of-sequence tokens do not end them."""
+        known = self._answers.get(tuple(token_ids), [])
+        if len(known) < num_tokens:
+            known = self._answers[tuple(token_ids)] = self._generate(token_ids, num_tokens)
+        return known[:num_tokens]
+
+    @torch.inference_mode()
+    def _generate(self, token_ids: list[int], num_tokens: int) -> list[int]:
+        output = self._model.generate(
+            torch.tensor([token_ids]),
+            attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            eos_token_id=None,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        return [int(token) for token in output[0, len(token_ids) :]]
