@@ -8,7 +8,7 @@ that error, and the caller gets the same class raised; anything else is logged a
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +179,7 @@ class RpcClient:
         except grpc.aio.AioRpcError as error:
             raise _client_error(error) from error
 
-    async def stream(self, method: Method, request: msgspec.Struct) -> AsyncIterator[Any]:
+    async def stream(self, method: Method, request: msgspec.Struct) -> AsyncGenerator[Any, None]:
         """Yield the elements of a bulk stream; raises as :meth:`call`. Closing the iterator cancels the call."""
         stub = self._bulk.unary_stream(method.path, _encoder(method.request), _decoder(method.response))
         call = stub(request, metadata=self._metadata)

@@ -4,7 +4,8 @@ import hashlib
 
 import msgspec
 
-from common.messages import Fingerprint
+from common.errors import FingerprintMismatch
+from common.messages import Fingerprint, Hello, HelloReply
 from common.model.spec import ModelSpec
 from kvstore import layout as block_layout
 from kvstore.layout import KvLayout
@@ -30,3 +31,13 @@ def first_difference(a: Fingerprint, b: Fingerprint) -> str | None:
         if getattr(a, field.name) != getattr(b, field.name):
             return field.name
     return None
+
+
+def require_same(ours: HelloReply, theirs: Hello | HelloReply) -> None:
+    """Raise FingerprintMismatch, which names the field and both values, unless the two may exchange blocks."""
+    field = first_difference(ours.fingerprint, theirs.fingerprint)
+    if field is not None:
+        raise FingerprintMismatch(
+            f"workers {ours.worker_id} and {theirs.worker_id} differ in {field}: "
+            f"{getattr(ours.fingerprint, field)} and {getattr(theirs.fingerprint, field)}"
+        )

@@ -1,0 +1,100 @@
+"""One pull at its destination: what has arrived, and whether the next element of the stream may be believed.
+
+Every element is checked before a byte of it is used, so what was taken is always a gapless valid prefix. Knows nothing
+of streams and storage.
+"""
+
+from collections.abc import Sequence
+
+from common.errors import CorruptFrame
+from common.ids import BlockId, TransferId
+from common.messages import End, Handover, KvFrame
+from common.wire import payload_checksum
+
+
+class Incoming:
+    """The progress of one Pull into ``block_ids``, the puller's own table for the whole prompt. Owned by the pull."""
+
+    def __init__(
+        self,
+        transfer_id: TransferId,
+        have_tokens: int,
+        block_ids: Sequence[BlockId],
+        block_size: int,
+        block_bytes: int,
+    ) -> None:
+        self.num_tokens = have_tokens
+        """Leading tokens whose KV is in place."""
+        self.handover: Handover | None = None
+        self.is_complete = False
+        """Whether the stream has ended as it should."""
+        self._transfer_id = transfer_id
+        self._block_ids = tuple(block_ids)
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._num_frames = 0
+
+    def check_frame(self, frame: KvFrame) -> tuple[BlockId, ...]:
+        """Return the blocks that the payload belongs in; raises CorruptFrame unless it is the very next frame."""
+        self._require_open(frame.transfer_id)
+        if frame.seq != self._num_frames:
+            raise CorruptFrame(f"frame {frame.seq} came where frame {self._num_frames} was due")
+        if frame.token_start != self.num_tokens or frame.token_start % self._block_size:
+            raise CorruptFrame(f"frame {frame.seq} starts at token {frame.token_start}, not at {self.num_tokens}")
+        self._check_token_end(frame)
+        first, past = frame.token_start // self._block_size, -(-frame.token_end // self._block_size)
+        if len(frame.block_ids) != past - first or len(frame.payload) != (past - first) * self._block_bytes:
+            raise CorruptFrame(
+                f"frame {frame.seq} has {len(frame.payload)} bytes in {len(frame.block_ids)} blocks, its tokens take "
+                f"{past - first} blocks of {self._block_bytes} bytes"
+            )
+        if payload_checksum((frame.payload,)) != frame.checksum:
+            raise CorruptFrame(f"the checksum of frame {frame.seq} is wrong")
+        return self._block_ids[first:past]
+
+    def take_frame(self, frame: KvFrame) -> None:
+        """The checked frame's payload is in place."""
+        self.num_tokens = frame.token_end
+        self._num_frames += 1
+
+    def take_handover(self, handover: Handover) -> None:
+        """Keep the next token; raises CorruptFrame when it is not the one handover of a prompt that fits the table."""
+        self._require_open(handover.transfer_id)
+        if self.handover is not None:
+            raise CorruptFrame("a second handover came")
+        num_slots = max(self.num_tokens, len(self._block_ids) * self._block_size)
+        if not self.num_tokens <= handover.num_tokens <= num_slots:
+            raise CorruptFrame(
+                f"the handover covers {handover.num_tokens} tokens, {self.num_tokens} are here and {num_slots} fit"
+            )
+        self.handover = handover
+
+    def take_end(self, end: End) -> None:
+        """Close the stream; raises CorruptFrame when something is missing."""
+        self._require_open(end.transfer_id)
+        if self.handover is None:
+            raise CorruptFrame("the stream ended without a handover")
+        if end.num_frames != self._num_frames:
+            raise CorruptFrame(f"{end.num_frames} frames were sent and {self._num_frames} came")
+        if self.handover.finish is None and self.num_tokens != self.handover.num_tokens:
+            raise CorruptFrame(f"the stream ended at token {self.num_tokens} of {self.handover.num_tokens}")
+        self.is_complete = True
+
+    def _require_open(self, transfer_id: TransferId) -> None:
+        if transfer_id != self._transfer_id:
+            raise CorruptFrame("the stream carries another transfer")
+        if self.is_complete:
+            raise CorruptFrame("something came after the end of the stream")
+
+    def _check_token_end(self, frame: KvFrame) -> None:
+        num_slots = len(self._block_ids) * self._block_size
+        if not frame.token_start < frame.token_end <= num_slots:
+            raise CorruptFrame(f"frame {frame.seq} ends at token {frame.token_end}, the table ends at {num_slots}")
+        if self.handover is not None and frame.token_end > self.handover.num_tokens:
+            raise CorruptFrame(
+                f"frame {frame.seq} ends at token {frame.token_end}, past the prompt's {self.handover.num_tokens}"
+            )
+        if frame.token_end % self._block_size and (
+            self.handover is None or frame.token_end != self.handover.num_tokens
+        ):
+            raise CorruptFrame(f"frame {frame.seq} ends inside a block, at token {frame.token_end}")

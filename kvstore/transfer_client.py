@@ -1,0 +1,180 @@
+"""The destination of hand-overs: pulls a transfer's blocks into this worker's own, as they are computed.
+
+A pull gives back what can be believed: the leading tokens whose KV is in place and checked, the next token if it came,
+and the error that cut it short. Between an offer and its ``done`` or ``cancel`` the transfer's lease is kept alive.
+Knows nothing of pools and sequences.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from common.errors import BatonError, CorruptFrame, DeadlineExceeded, StaleEpoch, Unavailable
+from common.ids import BlockId, Epoch
+from common.messages import End, Handover, Hello, HelloReply, KvFrame, Offer, Pull
+from common.rpc import RpcClient
+from common.services import HELLO, PULL
+from common.wire import decode_pull_item
+from kvstore.block_mover import BlockMover
+from kvstore.fingerprint import require_same
+from kvstore.incoming import Incoming
+from kvstore.lease_keeper import CALL_TIMEOUT_S, RENEW_S, LeaseKeeper
+from kvstore.peers import PeerSet
+from kvstore.storage import KvStorage
+
+IDLE_S = 30.0
+"""A stream that brings nothing for this long is given up."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PullOutcome:
+    """How a pull ended; ``error`` is None when the source sent everything."""
+
+    num_tokens: int
+    """Leading tokens whose KV is in place and valid, those the puller had included."""
+    handover: Handover | None
+    error: BatonError | None
+
+
+@dataclasses.dataclass(slots=True)
+class ClientCounters:
+    """What a transfer client has done since its start."""
+
+    pulls: int = 0
+    pulls_failed: int = 0
+    frames_received: int = 0
+    bytes_received: int = 0
+    """Payload bytes that were checked and written."""
+    corrupt_frames: int = 0
+    """Streams that were cut because something in them was wrong or missing."""
+
+
+class TransferClient:
+    """All pulls of one worker. Owned by its host; used on the event loop while :meth:`run` does."""
+
+    def __init__(
+        self,
+        storage: KvStorage,
+        block_size: int,
+        identity: HelloReply,
+        peers: PeerSet,
+        *,
+        renew_s: float = RENEW_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self.counters = ClientCounters()
+        self.leases = LeaseKeeper(peers, renew_s)
+        """Keeps the leases of offers that were accepted."""
+        self._storage = storage
+        self._block_size = block_size
+        self._identity = identity
+        self._peers = peers
+        self._idle_s = idle_s
+        self._greeted: dict[str, Epoch] = {}
+        self._mover = BlockMover(in_thread=storage.device.type != "cpu")
+
+    def expect(self, offer: Offer) -> None:
+        """Keep the lease of an accepted offer alive although its pull begins later; :meth:`pull` does so too."""
+        self.leases.expect(offer)
+
+    def done(self, offer: Offer) -> None:
+        """Tell the source, soon and with others, that the transfer was received. Safe to call again."""
+        self.leases.done(offer)
+
+    def cancel(self, offer: Offer, reason: str) -> None:
+        """Tell the source, soon and with others, to drop the transfer. Safe in any state and to call again."""
+        self.leases.cancel(offer, reason)
+
+    async def wait_told(self) -> None:
+        """Wait until every ``done`` and ``cancel`` so far was delivered or given up; for a shutdown."""
+        await self.leases.wait_told()
+
+    async def run(self) -> None:
+        """Renew leases and deliver what sources must be told, until cancelled."""
+        await self.leases.run()
+
+    async def pull(
+        self,
+        offer: Offer,
+        have_tokens: int,
+        block_ids: Sequence[BlockId],
+        on_handover: Callable[[Handover], None],
+    ) -> PullOutcome:
+        """Fill ``block_ids``, the puller's table for the whole prompt, behind its first ``have_tokens`` tokens.
+
+        ``on_handover`` is called as soon as the next token comes, maybe before the last blocks. Never raises for a
+        fault of the transfer. Once it has returned, or raised CancelledError, nothing is written any more, so the
+        blocks may be reused at once. The caller then calls :meth:`done` or :meth:`cancel`.
+        """
+        self.expect(offer)
+        self.counters.pulls += 1
+        incoming = Incoming(
+            offer.transfer_id, have_tokens, block_ids, self._block_size, self._storage.layout.block_bytes
+        )
+        try:
+            await self._receive(offer, incoming, on_handover)
+        except BatonError as error:
+            return self._failed(incoming, error)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return self._failed(incoming, Unavailable("the connection to the source of the blocks was closed"))
+        return PullOutcome(incoming.num_tokens, incoming.handover, None)
+
+    def _failed(self, incoming: Incoming, error: BatonError) -> PullOutcome:
+        self.counters.pulls_failed += 1
+        self.counters.corrupt_frames += isinstance(error, CorruptFrame)
+        return PullOutcome(incoming.num_tokens, incoming.handover, error)
+
+    async def _receive(self, offer: Offer, incoming: Incoming, on_handover: Callable[[Handover], None]) -> None:
+        request = Pull(offer.transfer_id, offer.epoch, incoming.num_tokens)
+        with self._peers.use(offer.address) as client:
+            await self._greet(client, offer)
+            async with aclosing(client.stream(PULL, request)) as stream:
+                while (data := await self._next(stream)) is not None:
+                    await self._take(data, incoming, on_handover)
+        if not incoming.is_complete:
+            raise CorruptFrame("the stream ended early")
+
+    async def _greet(self, client: RpcClient, offer: Offer) -> None:
+        """Make sure, once in a life of the source, that its blocks mean the same as ours."""
+        if self._greeted.get(offer.address) == offer.epoch:
+            return
+        ours = self._identity
+        hello = Hello(ours.worker_id, ours.epoch, ours.fingerprint)
+        reply: HelloReply = await client.call(HELLO, hello, min(CALL_TIMEOUT_S, self._idle_s))
+        if reply.epoch != offer.epoch:
+            raise StaleEpoch("the worker that made the offer has restarted since")
+        require_same(ours, reply)
+        self._greeted[offer.address] = offer.epoch
+
+    async def _next(self, stream: AsyncIterator[bytes]) -> bytes | None:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                return await anext(stream, None)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the source of the blocks sent nothing for {self._idle_s:g} s") from None
+
+    async def _take(self, data: bytes, incoming: Incoming, on_handover: Callable[[Handover], None]) -> None:
+        match decode_pull_item(data):
+            case Handover() as handover:
+                incoming.take_handover(handover)
+                on_handover(handover)
+            case KvFrame() as frame:
+                await self._mover.run(partial(self._check_and_write, frame, incoming))
+                incoming.take_frame(frame)
+                self.counters.frames_received += 1
+                self.counters.bytes_received += len(frame.payload)
+            case End() as end:
+                incoming.take_end(end)
+
+    def _check_and_write(self, frame: KvFrame, incoming: Incoming) -> None:
+        self._storage.write(incoming.check_frame(frame), memoryview(frame.payload))
+
+
+def _is_cancelled() -> bool:
+    """Say whether this task is being cancelled, unlike a call that gRPC cancelled because its channel closed."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
