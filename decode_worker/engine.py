@@ -241,6 +241,7 @@ class DecodeEngine:
         if request is None or request.offer is not None:
             return OfferReply(False, "not expected")
         request.offer = offer
+        self._parts.puller.expect(offer)
         self._start(request, offer.cached_tokens, count=False)
         if request.wants_kv:
             self._scheduler.offered(request.sequence)

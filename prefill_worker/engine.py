@@ -169,7 +169,8 @@ class PrefillEngine:
             decode_epoch=task.decode_epoch,
         )
         try:
-            reply: OfferReply = await parts.peers.get(task.decode_address).call(OFFER, offer, OFFER_TIMEOUT_S)
+            with parts.peers.use(task.decode_address) as client:
+                reply: OfferReply = await client.call(OFFER, offer, OFFER_TIMEOUT_S)
         except BatonError as error:
             reply = OfferReply(False, error.message)
         if not reply.accepted:

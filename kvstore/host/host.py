@@ -116,18 +116,19 @@ class Host:
             self.ready.set()
             log.info("ready on %s, epoch %d", parts.address, parts.epoch)
             await self._stop.wait()
-            await self._drain(heartbeat)
+            await self._drain(heartbeat, parts)
             for task in tasks:
                 task.cancel()
         await heartbeat.withdraw()
 
-    async def _drain(self, heartbeat: Heartbeat) -> None:
+    async def _drain(self, heartbeat: Heartbeat, parts: Parts) -> None:
         self._state = WorkerState.DRAINING
         log.info("draining for up to %g s", self._config.drain_s)
         await heartbeat.beat()
         try:
             async with asyncio.timeout(self._config.drain_s):
                 await self._engine.drain()
+                await parts.puller.wait_told()
         except TimeoutError:
             log.warning("work was left after %g s of draining", self._config.drain_s)
 
