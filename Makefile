@@ -1,0 +1,51 @@
+# Everything a fresh machine needs; each target does its own set-up and may be run again.
+#   make up [ARGS="--prefill 2"]   start a cluster on this machine
+#   make test                      checks, and every test that needs no GPU
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup up check test gpu-test format lock clean
+
+PYTHON := python3.11 python3 python3.12 python3.13 python3.14
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := gateway prefill_worker decode_worker kvstore kernels common compose
+SOURCES := $(PACKAGES) tests benchmarks
+INSTALLED := $(VENV)/.installed
+
+# One thread for each library's pool: what is tested are results, and several processes share the cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+
+help:
+	@sed -n '2,3s/^# *//p' Makefile
+
+setup: $(INSTALLED)
+
+$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh
+	@sh requirements/make_venv.sh $(VENV) $(PYTHON)
+	@touch $@
+
+up: setup
+	@$(BIN)/baton up $(ARGS)
+
+check: setup
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+gpu-test: setup
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+format: setup
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lock:
+	sh requirements/lock.sh
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

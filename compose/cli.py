@@ -1,0 +1,76 @@
+"""The command ``baton``: a cluster on this machine, or one process of one, and tools beside it.
+
+The processes' own code is imported only when it is run, so that ``baton status`` is quick and ``baton gateway`` loads
+no torch.
+"""
+
+from importlib.metadata import version
+
+from cyclopts import App
+
+from common.cli import application, command, execute
+from common.messages import Role
+from compose.console import result
+from compose.model_source import resolve_model
+from compose.smollm2 import NAME
+from compose.status import StatusConfig, status
+from compose.up import up
+from compose.up_config import UpConfig
+from gateway.config import GatewayConfig
+from kvstore.host.config import WorkerConfig
+
+
+async def _gateway(config: GatewayConfig) -> None:
+    from gateway.main import run_gateway
+
+    await run_gateway(config)
+
+
+async def _prefill(config: WorkerConfig) -> None:
+    from kvstore.host.host import run_worker
+
+    await run_worker(config, Role.PREFILL)
+
+
+async def _decode(config: WorkerConfig) -> None:
+    from kvstore.host.host import run_worker
+
+    await run_worker(config, Role.DECODE)
+
+
+def _fetch_model(name: str = NAME, /) -> None:
+    """Make a model ready and print its folder.
+
+    Parameters
+    ----------
+    name
+        A model that Baton prepares, a folder, or OWNER/NAME on the model hub.
+    """
+    result(str(resolve_model(name)))
+
+
+def _version() -> None:
+    """Print Baton's version."""
+    result(version("baton"))
+
+
+def baton() -> App:
+    """Return the command line."""
+    app = application("baton", "Serve a language model with separate prefill and decode workers.")
+    app.command(command(UpConfig, up), name="up")
+    app.command(command(GatewayConfig, _gateway), name="gateway", help="Run one gateway.")
+    app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
+    app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
+    app.command(command(StatusConfig, status), name="status")
+    app.command(_fetch_model, name="fetch-model")
+    app.command(_version, name="version")
+    return app
+
+
+def main() -> None:
+    """Run ``baton``."""
+    execute(baton())
+
+
+if __name__ == "__main__":
+    main()
