@@ -1,0 +1,78 @@
+"""From scheduled pieces of sequences to the arrays of one step.
+
+All pieces lie behind each other in one packed row of T tokens. Knows nothing of requests, schedulers or devices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens of one sequence to compute in one step, at the positions from ``start`` on."""
+
+    token_ids: Sequence[int]
+    """At least one."""
+    start: int
+    """Tokens of the sequence whose KV is already in its blocks."""
+    block_ids: Sequence[int]
+    """The sequence's whole block table, which must cover the new tokens."""
+    wants_logits: bool
+    """Return the logits behind the last token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInput:
+    """One step over S sequences and T tokens, R of the sequences wanting logits."""
+
+    token_ids: NDArray[np.int64]
+    """``[T]``"""
+    positions: NDArray[np.int64]
+    """``[T]`` position of each token in its sequence."""
+    slot_mapping: NDArray[np.int64]
+    """``[T]`` ``block_id * block_size + offset`` where a token's KV goes; -1 stores nothing."""
+    cu_seqlens_q: NDArray[np.int32]
+    """``[S + 1]`` tokens before each sequence."""
+    seq_lens: NDArray[np.int32]
+    """``[S]`` keys of each sequence, new ones included."""
+    block_tables: NDArray[np.int32]
+    """``[S, max_blocks]`` block ids, -1 past the end of a sequence."""
+    logits_rows: NDArray[np.int64]
+    """``[R]`` indices into T, in the order of the sequences."""
+
+
+def build_step(rows: Sequence[Row], block_size: int) -> StepInput:
+    """Pack ``rows``; raises ValueError when there is none, one is empty, or a table does not cover its tokens."""
+    if not rows or not all(len(row.token_ids) for row in rows):
+        raise ValueError("a step needs at least one row, and each row at least one token")
+    lengths = np.array([len(row.token_ids) for row in rows])
+    starts = np.array([row.start for row in rows])
+    seq_lens = starts + lengths
+    tables = _pad(rows, seq_lens, block_size)
+    ends = np.cumsum(lengths)
+    sequence = np.repeat(np.arange(len(rows)), lengths)  # [T]
+    positions = np.arange(ends[-1]) - np.repeat(ends - seq_lens, lengths)
+    blocks = tables[sequence, positions // block_size].astype(np.int64)
+    return StepInput(
+        token_ids=np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows]),
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        cu_seqlens_q=np.concatenate(([0], ends)).astype(np.int32),
+        seq_lens=seq_lens.astype(np.int32),
+        block_tables=tables,
+        logits_rows=ends[[row.wants_logits for row in rows]] - 1,
+    )
+
+
+def _pad(rows: Sequence[Row], seq_lens: NDArray[np.int64], block_size: int) -> NDArray[np.int32]:
+    """Return the needed part of every block table as ``[S, max_blocks]``, padded with -1."""
+    num_blocks = -(-seq_lens // block_size)
+    tables = np.full((len(rows), int(num_blocks.max())), -1, dtype=np.int32)
+    for index, (row, needed) in enumerate(zip(rows, num_blocks.tolist(), strict=True)):
+        if len(row.block_ids) < needed:
+            raise ValueError(f"{seq_lens[index]} tokens need {needed} blocks, the table has {len(row.block_ids)}")
+        tables[index, :needed] = row.block_ids[:needed]
+    return tables

@@ -1,0 +1,18 @@
+"""A model in memory, ready to be run on paged KV."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from common.model.attention import LayerAttention
+from common.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """The module with paged attention switched on, and what is known about it. Never changed after load."""
+
+    module: PreTrainedModel
+    spec: ModelSpec
+    attention: tuple[LayerAttention, ...]
+    """One a layer, in the order of ``spec.layers``."""

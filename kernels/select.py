@@ -1,0 +1,64 @@
+"""The kernels behind the model, and the choice between their versions by device.
+
+A version is an object with the two operations that a layer calls. Eager is the reference and runs anywhere; cpu walks
+the block tables with compiled loops. A further version plugs in here.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.attention_form import AttentionForm
+from kernels.layer_kv import LayerKV
+from kernels.packed_rows import PackedRows
+from kernels.paged_attention import paged_attention_eager
+from kernels.store_kv import store_kv_eager
+
+
+class Kernels(Protocol):
+    """One version of the operations. Called from one thread at a time."""
+
+    name: str
+
+    def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
+        """Store ``k [T, kv_heads, k_dim]`` and ``v [T, kv_heads, v_dim]`` in the slots that ``rows`` names."""
+
+    def paged_attention(
+        self, q: Tensor, kv: LayerKV, rows: PackedRows, form: AttentionForm, sinks: Tensor | None
+    ) -> Tensor:
+        """Attend with ``q [T, q_heads, k_dim]``; return ``[T, q_heads, v_dim]`` in the dtype of q."""
+
+
+class EagerKernels:
+    """Plain torch on any device: the reference."""
+
+    name = "eager"
+
+    def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
+        """See :class:`Kernels`."""
+        store_kv_eager(k, v, kv, rows)
+
+    def paged_attention(
+        self, q: Tensor, kv: LayerKV, rows: PackedRows, form: AttentionForm, sinks: Tensor | None
+    ) -> Tensor:
+        """See :class:`Kernels`."""
+        return paged_attention_eager(q, kv, rows, form, sinks)
+
+
+def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
+    """Return the version called ``name`` (``auto``, ``eager`` or ``cpu``) for ``device``; auto takes the fastest.
+
+    Raises ValueError when there is no such version or it cannot run on the device.
+    """
+    if name == "auto":
+        name = "eager"
+    if name == "eager":
+        return EagerKernels()
+    if name != "cpu":
+        raise ValueError(f"there are no kernels called {name!r}; choose auto, eager or cpu")
+    if device.type != "cpu":
+        raise ValueError(f"the cpu kernels cannot run on {device.type}")
+    from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
+
+    return CpuKernels()
