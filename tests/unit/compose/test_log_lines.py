@@ -1,0 +1,54 @@
+"""Which lines of a child's log reach the terminal."""
+
+import logging
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.logs import configure
+from compose.log_lines import LogLines
+
+
+def line(level: str, text: str) -> bytes:
+    return f"2026-01-02 03:04:05,678 {level} decode-0 kvstore.host: {text}\n".encode()
+
+
+def test_information_is_shown_only_while_starting() -> None:
+    lines = LogLines()
+    assert lines.feed(line("I", "loading"), quiet=False) == [line("I", "loading").decode().rstrip()]
+    assert lines.feed(line("I", "busy"), quiet=True) == []
+    assert len(lines.feed(line("W", "slow") + line("E", "broken"), quiet=True)) == 2
+
+
+def test_debug_is_never_shown() -> None:
+    assert LogLines().feed(line("D", "detail"), quiet=False) == []
+
+
+def test_a_traceback_follows_its_error() -> None:
+    shown = LogLines().feed(line("E", "fault") + b"Traceback\n  File x\n" + line("I", "on") + b"more\n", quiet=True)
+    assert [text.split(" ")[-1] for text in shown] == ["fault", "Traceback", "x"]
+
+
+def test_what_comes_before_the_first_record_is_left_to_the_log_file() -> None:
+    assert LogLines().feed(b"a library says hello\n", quiet=False) == []
+
+
+@given(st.lists(st.integers(min_value=0, max_value=200)))
+def test_lines_cut_anywhere_are_joined(cuts: list[int]) -> None:
+    data = line("W", "zwölf Boxkämpfer") + line("I", "hidden") + line("E", "übel")
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    lines = LogLines()
+    shown = [text for a, b in pairwise(edges) for text in lines.feed(data[a:b], quiet=True)]
+    assert [text.rsplit(": ", 1)[1] for text in shown] == ["zwölf Boxkämpfer", "übel"]
+
+
+def test_the_format_is_the_one_our_processes_write() -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure("decode-0")
+        written = root.handlers[0].format(logging.LogRecord("k", logging.WARNING, "f", 1, "look", None, None))
+    finally:
+        root.handlers[:], root.level = before
+    assert LogLines().feed(written.encode() + b"\n", quiet=True) == [written]
