@@ -247,17 +247,17 @@ class BlockPool:
 
     def _index_faults(self) -> Iterable[str]:
         for block_hash, block_id in self._block_of.items():
-            if self._hash_of[block_id] != block_hash:
+            if block_id >= self.num_blocks or self._hash_of[block_id] != block_hash:
                 yield f"hash {block_hash.hex()} leads to block {block_id}, which does not carry it"
         num_hashed = sum(block_hash is not None for block_hash in self._hash_of)
         if num_hashed != len(self._block_of):
             yield f"{num_hashed} blocks carry a hash and {len(self._block_of)} hashes lead to a block"
         for block_id in self._evictable:
-            if self._hash_of[block_id] is None:
+            if block_id < self.num_blocks and self._hash_of[block_id] is None:
                 yield f"block {block_id} is cached without a hash"
-        for block_id in (*self._free, *self._quarantined):
-            if self._hash_of[block_id] is not None:
-                yield f"block {block_id} is free or quarantined and carries a hash"
+        for index, carried in enumerate(self._hash_of):
+            if carried is not None and not self._ref_counts[index] and BlockId(index) not in self._evictable:
+                yield f"block {index} is free or quarantined and carries a hash"
 
     def _reference_faults(self, expected: Counter[BlockId]) -> Iterable[str]:
         for index, ref_count in enumerate(self._ref_counts):
