@@ -1,0 +1,102 @@
+"""The command ``baton`` as a person meets it."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.cli import flag, variable
+from compose.status import StatusConfig
+from compose.up_config import UpConfig
+from gateway.config import GatewayConfig
+from kvstore.host.config import WorkerConfig
+
+BATON = Path(sys.executable).with_name("baton")
+WIDE = os.environ | {"COLUMNS": "250"}
+
+
+def baton(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((str(BATON), *argv), capture_output=True, text=True, timeout=60, check=False, env=WIDE)
+
+
+def test_version() -> None:
+    ended = baton("version")
+    assert (ended.returncode, ended.stdout) == (0, version("baton") + "\n")
+
+
+def test_help_lists_every_command() -> None:
+    ended = baton("--help")
+    assert ended.returncode == 0
+    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "version"):
+        assert f" {name} " in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "config_type"),
+    [
+        ("up", UpConfig),
+        ("gateway", GatewayConfig),
+        ("prefill", WorkerConfig),
+        ("decode", WorkerConfig),
+        ("status", StatusConfig),
+    ],
+)
+def test_each_option_is_a_flag_and_a_variable(name: str, config_type: type[Any]) -> None:
+    said = baton(name, "--help").stdout
+    for field in dataclasses.fields(config_type):
+        assert f"{flag(field.name)} " in said
+        assert variable(field.name) in said
+
+
+def test_a_port_in_use_is_said_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = baton("up", "--port", str(port), "--log-dir", str(tmp_path))
+    assert ended.returncode == 2
+    assert str(port) in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
+    ended = baton("up", "--port", "0", "--model", "no-such-model", "--log-dir", str(tmp_path))
+    assert ended.returncode == 2
+    assert "no-such-model" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_worker_that_cannot_start_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    ended = baton("up", "--port", "0", "--model", str(model), "--log-dir", str(tmp_path / "logs"))
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert "ended with status" in ended.stderr
+
+
+def test_fetch_model_prints_only_the_folder_on_stdout(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    ended = baton("fetch-model", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}\n")
+
+
+def test_a_stop_while_it_starts_ends_it_with_status_0(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    command = (str(BATON), "up", "--port", "0", "--model", str(model), "--log-dir", str(tmp_path / "logs"))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("starting "):
+                break
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(60) == 0
