@@ -1,7 +1,13 @@
 """Messages to bytes and back: msgpack maps with names, checked against the message's type.
 
-``msgpack`` does the bytes and bounds what a peer can make us allocate; ``msgspec`` does the types. A KV frame carries
-its payload raw behind a small header, so that block bytes are copied once on each side.
+``msgpack`` does the bytes and bounds what a peer can make us allocate; ``msgspec`` does the types.
+
+The elements of a Pull stream carry checksums over every byte, since a wrong one may become a wrong answer:
+
+    handover or end:  b"M", xxh3-64 of the message, message
+    KV frame:         b"F", xxh3-64 of the header, length of the header, header, payload (its checksum is in the header)
+
+The payload travels raw, so that block bytes are copied once on each side.
 """
 
 import struct
@@ -24,7 +30,9 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _MESSAGE = b"M"
 _FRAME = b"F"
-_HEADER_LEN = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<Q")
+_FRAME_START = struct.Struct("<QI")  # checksum and length of the header
+_FRAME_HEADER = 1 + _FRAME_START.size
 
 
 class _FrameHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -67,7 +75,8 @@ def payload_checksum(parts: Iterable[bytes | memoryview]) -> int:
 def encode_pull_item(item: PullItem) -> bytes:
     """Return one element of a Pull stream as bytes."""
     if not isinstance(item, KvFrame):
-        return _MESSAGE + encode(item)
+        message = encode(item)
+        return b"".join((_MESSAGE, _CHECKSUM.pack(payload_checksum((message,))), message))
     return _frame_bytes(
         _FrameHeader(
             item.transfer_id,
@@ -99,26 +108,29 @@ def encode_frame(
 
 def _frame_bytes(header: _FrameHeader, parts: Sequence[bytes | memoryview]) -> bytes:
     packed = encode(header)
-    return b"".join((_FRAME, _HEADER_LEN.pack(len(packed)), packed, *parts))
+    return b"".join((_FRAME, _FRAME_START.pack(payload_checksum((packed,)), len(packed)), packed, *parts))
 
 
 def decode_pull_item(data: bytes) -> PullItem:
     """Return the element of a Pull stream that ``data`` holds; the payload of a frame is a view of ``data``.
 
-    Raises CorruptFrame when the bytes are malformed. The checksum is left to the receiver.
+    Raises CorruptFrame when the bytes are malformed. The checksum of a payload is left to the receiver.
     """
     view = memoryview(data)
     try:
-        if data[:1] == _MESSAGE:
-            item: Handover | End = decode(data[1:], Handover | End)
+        if view[:1] == _MESSAGE:
+            (checksum,) = _CHECKSUM.unpack(view[1:9])
+            item: Handover | End = decode(_checked(view[9:], checksum), Handover | End)
             return item
-        if data[:1] != _FRAME or len(data) > MAX_FRAME_BYTES:
+        if view[:1] != _FRAME or len(data) > MAX_FRAME_BYTES:
             raise CorruptFrame("frame has an unknown kind or is too large")
-        (header_len,) = _HEADER_LEN.unpack(view[1:5])
-        header: _FrameHeader = decode(bytes(view[5 : 5 + header_len]), _FrameHeader)
+        checksum, header_len = _FRAME_START.unpack(view[1:_FRAME_HEADER])
+        payload = view[_FRAME_HEADER + header_len :]
+        header: _FrameHeader = decode(
+            _checked(view[_FRAME_HEADER : _FRAME_HEADER + header_len], checksum), _FrameHeader
+        )
     except (InvalidRequest, struct.error) as error:
         raise CorruptFrame(f"malformed frame: {error}") from error
-    payload = view[5 + header_len :]
     if len(payload) != header.num_bytes:
         raise CorruptFrame(
             f"frame {header.seq} has {len(payload)} bytes of payload, its header says {header.num_bytes}"
@@ -132,3 +144,9 @@ def decode_pull_item(data: bytes) -> PullItem:
         header.checksum,
         payload,
     )
+
+
+def _checked(part: memoryview, checksum: int) -> bytes:
+    if payload_checksum((part,)) != checksum:
+        raise CorruptFrame("the checksum of a header or message is wrong")
+    return bytes(part)
