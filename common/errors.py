@@ -157,7 +157,7 @@ def _tree(root: type[BatonError]) -> list[type[BatonError]]:
     return [root, *(found for child in root.__subclasses__() for found in _tree(child))]
 
 
-_BY_TYPE: dict[str, type[BatonError]] = {cls.type: cls for cls in reversed(_tree(BatonError))}
+_BY_TYPE: dict[str, type[BatonError]] = {cls.type: cls for cls in reversed(_tree(BatonError)) if cls is not BatonError}
 
 
 def to_detail(error: BatonError) -> ErrorDetail:
