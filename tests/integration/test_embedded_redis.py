@@ -31,7 +31,7 @@ async def test_it_answers_with_its_password_only_keeps_nothing_and_evicts_nothin
                 "appendonly": "no",
                 "bind": "127.0.0.1",
             }
-        async with Redis(host="127.0.0.1", port=address.port) as stranger:
+        async with Redis(host="127.0.0.1", port=address.port, retry=None) as stranger:
             with pytest.raises(AuthenticationError):
                 await stranger.ping()
         await supervisor.stop([keeper])

@@ -1,0 +1,70 @@
+"""``baton up`` from its first line to its last process."""
+
+import re
+import signal
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.e2e.conftest import POOL
+from tests.e2e.test_baton import baton
+from tests.support.cluster import Cluster, running_cluster, wait_ended
+
+
+def ask(url: str) -> str:
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60.0, trust_env=False).raise_for_status()
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_it_serves_the_small_model(cluster: Cluster) -> None:
+    assert "Paris" in ask(cluster.url)
+
+
+def test_the_answer_names_its_model_as_clients_know_it(cluster: Cluster) -> None:
+    models = httpx2.get(f"{cluster.url}/v1/models", trust_env=False).json()
+    assert [model["id"] for model in models["data"]] == ["SmolLM2-135M-Instruct"]
+
+
+def test_status_shows_each_worker(cluster: Cluster) -> None:
+    ended = baton("status", "--url", cluster.url)
+    assert ended.returncode == 0
+    for worker in cluster.workers():
+        row = next(line for line in ended.stdout.splitlines() if worker.id in line)
+        assert str(worker.pid) in row
+        assert worker.role in row
+        assert str(worker.blocks.total) in row
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_everything_with_status_0(model_dir: Path, tmp_path: Path, number: signal.Signals) -> None:
+    with running_cluster(tmp_path, *POOL) as cluster:
+        processes = cluster.process_ids()
+        assert len(processes) == 4  # Redis, gateway, prefill, decode
+        cluster.process.send_signal(number)
+        assert cluster.process.wait(60) == 0
+    wait_ended(processes)
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(own_cluster: Cluster) -> None:
+    processes = own_cluster.process_ids()
+    own_cluster.process.kill()
+    own_cluster.process.wait(60)
+    wait_ended(processes)
+
+
+@pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
+def test_a_killed_worker_comes_back_with_a_new_epoch(own_cluster: Cluster, worker_id: str) -> None:
+    assert "Paris" in ask(own_cluster.url)
+    worker = own_cluster.worker(worker_id)
+    own_cluster.kill(worker)
+    again = own_cluster.wait_restarted(worker)
+    assert again.pid != worker.pid
+    assert "Paris" in ask(own_cluster.url)
+    assert re.search(f"{worker_id} was ended by signal 9; it is started again", own_cluster.log("up"))
