@@ -6,7 +6,7 @@ belongs to the line before it.
 
 import re
 
-_LEVEL = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([DIWEC]) ")
+_RECORD = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (([DIWEC]) )\S+ (.*)")
 _LOUD = (b"W", b"E", b"C")
 
 
@@ -18,13 +18,16 @@ class LogLines:
         self._level = b"D"
 
     def feed(self, data: bytes, *, quiet: bool) -> list[str]:
-        """Return the complete lines of ``data`` to show: from WARNING up when ``quiet``, else from INFO up."""
+        """Return the complete lines of ``data`` to show: from WARNING up when ``quiet``, else from INFO up.
+
+        Time and process are left out of them: the terminal shows a line when it comes, and says whose it is.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         shown = []
         for line in lines:
-            match = _LEVEL.match(line)
-            if match:
-                self._level = match[1]
+            record = _RECORD.fullmatch(line)
+            if record:
+                self._level = record[2]
             if line and (self._level in _LOUD or (self._level == b"I" and not quiet)):
-                shown.append(line.decode(errors="replace"))
+                shown.append((record[1] + record[3] if record else line).decode(errors="replace"))
         return shown

@@ -24,7 +24,7 @@ echo "setup 1/3: virtual environment in $folder with $("$python" --version)"
 "$python" -m venv "$folder" ||
     fail "the virtual environment could not be made; on Debian and Ubuntu: apt-get install python3-venv"
 
-echo "setup 2/3: pinned packages (about 1 GB with torch; a few minutes on a first run)"
+echo "setup 2/3: pinned packages (about 2 GB on disk with torch; a few minutes the first time)"
 pip="$folder/bin/python -m pip --disable-pip-version-check --no-input"
 $pip install -r requirements/lock.txt -r requirements/dev.txt
 

@@ -1,6 +1,7 @@
 """Entries of the model cache appear whole or not at all."""
 
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,28 +45,34 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     assert not abandoned.exists()
 
 
-def test_two_at_once_make_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+SECOND = """
+import sys
+from pathlib import Path
+from compose.cache import prepared
+
+def make(folder):
+    raise SystemExit("it was to be made once")
+
+print(prepared(Path(sys.argv[1]), make))
+"""
+
+
+def test_two_processes_at_once_make_it_once(tmp_path: Path) -> None:
     place = tmp_path / "small"
-    begun, go_on = threading.Event(), threading.Event()
-    made: list[int] = []
 
     def make(folder: Path) -> None:
-        made.append(1)
-        begun.set()
-        assert go_on.wait(30)
+        process = subprocess.Popen(
+            (sys.executable, "-c", SECOND, str(place)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        others.append(process)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "another process is preparing small; waiting for it\n"
 
-    first = threading.Thread(target=prepared, args=(place, make))
-    first.start()
-    assert begun.wait(30)
-    second = threading.Thread(target=prepared, args=(place, make))
-    second.start()
-    said = ""
-    while "another process is preparing small" not in said:
-        said += capsys.readouterr().err
-    go_on.set()
-    first.join(30)
-    second.join(30)
-    assert made == [1]
+    others: list[subprocess.Popen[str]] = []
+    prepared(place, make)
+    (other,) = others
+    assert other.communicate(timeout=30) == (f"{place}\n", "")
+    assert other.returncode == 0
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

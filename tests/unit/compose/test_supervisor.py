@@ -135,7 +135,7 @@ async def test_output_goes_to_the_log_and_warnings_also_to_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], door: Door
 ) -> None:
     says = (
-        "print('2026-01-01 00:00:00,000 I x: quiet'); print('2026-01-01 00:00:00,000 W x: loud');"
+        "print('2026-01-01 00:00:00,000 I talker x: quiet'); print('2026-01-01 00:00:00,000 W talker x: loud');"
         "print(sys.stdin.read(), flush=True)"
     )
     spec = door.spec("talker", says)
@@ -146,12 +146,12 @@ async def test_output_goes_to_the_log_and_warnings_also_to_the_terminal(
         await visitor.gone.wait()
         await supervisor.stop([keeper])
     assert (tmp_path / "talker.log").read_text().split("\n")[:3] == [
-        "2026-01-01 00:00:00,000 I x: quiet",
-        "2026-01-01 00:00:00,000 W x: loud",
+        "2026-01-01 00:00:00,000 I talker x: quiet",
+        "2026-01-01 00:00:00,000 W talker x: loud",
         "from stdin",
     ]
     said = capsys.readouterr().err
-    assert "talker | 2026-01-01 00:00:00,000 W x: loud" in said
+    assert "talker | W x: loud" in said
     assert "quiet" not in said
 
 
