@@ -1,0 +1,69 @@
+"""The door: how many prompts are served at a time, and whether any are taken at all."""
+
+from common.errors import InvalidRequest, Overloaded, Unavailable
+from gateway.metrics import Metrics
+
+RETRY_AFTER_S = 1.0
+"""What a client is told to wait when there is no room."""
+
+
+class Admission:
+    """Counts the prompts in flight. Owned by the gateway; full means refused, nothing waits here."""
+
+    def __init__(self, max_requests: int, metrics: Metrics) -> None:
+        self.is_draining = False
+        self._max_requests = max_requests
+        self._in_flight = 0
+        self._metrics = metrics
+
+    def enter(self) -> "Ticket":
+        """Take one place; raises Unavailable while draining and Overloaded when there is none."""
+        if self.is_draining:
+            self._metrics.rejected.labels("draining").inc()
+            raise Unavailable("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+        ticket = Ticket(self)
+        ticket.extend(1)
+        return ticket
+
+    def take(self, places: int) -> None:
+        """Take ``places`` more; raises Overloaded when there are not so many."""
+        if self._in_flight + places > self._max_requests:
+            self._metrics.rejected.labels("max_requests").inc()
+            raise Overloaded(
+                f"{self._max_requests} prompts are being served already, which is the limit",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._in_flight += places
+        self._metrics.requests_in_flight.set(self._in_flight)
+
+    def give_back(self, places: int) -> None:
+        """Free ``places``."""
+        self._in_flight -= places
+        self._metrics.requests_in_flight.set(self._in_flight)
+
+    def check_possible(self, places: int) -> None:
+        """Raise InvalidRequest when not even an idle gateway has so many places."""
+        if places > self._max_requests:
+            raise InvalidRequest(
+                f"prompt has {places} entries; at most {self._max_requests} can be served", param="prompt"
+            )
+
+
+class Ticket:
+    """The places of one HTTP request; given back once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._places = 0
+
+    def extend(self, places: int) -> None:
+        """Take further places; raises as :meth:`Admission.take`, and InvalidRequest when that can never succeed."""
+        self._admission.check_possible(self._places + places)
+        self._admission.take(places)
+        self._places += places
+
+    def release(self) -> None:
+        """Give all places back; does nothing the second time."""
+        places, self._places = self._places, 0
+        if places:
+            self._admission.give_back(places)

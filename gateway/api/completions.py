@@ -1,0 +1,69 @@
+"""The body of ``POST /v1/completions``: its fields, and the prompts in it."""
+
+import msgspec
+
+from common.errors import InvalidRequest
+from gateway.api import refused
+from gateway.api.fields import CommonFields, check_common, decode
+
+MAX_PROMPTS = 1024
+
+Prompt = str | list[int]
+"""A text, or its tokens."""
+
+
+class CompletionFields(CommonFields, frozen=True, kw_only=True):
+    """What is served of a completion request."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+_DECODER = msgspec.json.Decoder(CompletionFields)
+_REFUSED = refused.RefusedFields(refused.COMPLETIONS)
+
+
+def parse(body: bytes) -> CompletionFields:
+    """Return the fields of a completion request; raises InvalidRequest."""
+    fields = decode(body, _DECODER)
+    _REFUSED.check(body)
+    check_common(fields)
+    return fields
+
+
+def prompts(fields: CompletionFields, vocab_size: int) -> list[Prompt]:
+    """Return the prompts one by one; raises InvalidRequest when they are mixed, empty, too many, or no tokens."""
+    found = _split(fields.prompt)
+    if len(found) > MAX_PROMPTS:
+        raise _wrong(f"has more than {MAX_PROMPTS} entries")
+    for prompt in found:
+        if not isinstance(prompt, str):
+            _check_tokens(prompt, vocab_size)
+    return found
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise _wrong("must not be empty")
+    tokens = [item for item in prompt if isinstance(item, int)]
+    if len(tokens) == len(prompt):
+        return [tokens]
+    texts = [item for item in prompt if isinstance(item, str)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(texts) == len(prompt):
+        return [*texts]
+    if len(lists) == len(prompt):
+        return [*lists]
+    raise _wrong("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+
+
+def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise _wrong("must not be an empty list of token ids")
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        raise _wrong(f"has a token id that is not between 0 and {vocab_size - 1}")
+
+
+def _wrong(what: str) -> InvalidRequest:
+    return InvalidRequest(f"prompt {what}", param="prompt")

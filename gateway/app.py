@@ -1,0 +1,34 @@
+"""The HTTP application: which address is answered by what."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from common.errors import BatonError
+from gateway.api import endpoints, models, status
+from gateway.door import Door, on_error, on_http_exception
+from gateway.parts import Parts
+
+ROUTES = [
+    Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+    Route("/v1/completions", endpoints.text_completions, methods=["POST"]),
+    Route("/v1/models", models.list_models),
+    Route("/v1/models/{model:path}", models.get_model),
+    Route("/v1/cluster", status.cluster),
+    Route("/health", status.health),
+    Route("/ready", status.ready),
+    Route("/version", status.version),
+    Route("/metrics", status.metrics),
+]
+
+
+def build_app(parts: Parts) -> ASGIApp:
+    """Return the application of one gateway."""
+    app = Starlette(
+        routes=ROUTES,
+        exception_handlers={BatonError: on_error, HTTPException: on_http_exception},
+    )
+    app.router.redirect_slashes = False
+    app.state.parts = parts
+    return Door(app, parts.config.api_key, parts.metrics)

@@ -1,0 +1,100 @@
+"""Options of a gateway process; every field is a flag and a ``BATON_…`` variable."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """What one gateway is told at its start."""
+
+    model: str
+    """Directory or hub name of the model; only its tokenizer, chat template and configuration are read."""
+
+    served_model_name: str = ""
+    """Name that clients use; empty: the last part of --model."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+
+    port_file: Path | None = None
+    """File that the port is written to once it is bound."""
+
+    redis: str = "redis://127.0.0.1:6379"
+    """URL of the Redis server."""
+
+    cluster_token: str = ""
+    """Secret that every call between processes carries."""
+
+    api_key: tuple[str, ...] = ()
+    """Key that clients must send as a bearer token; may be given several times; none: any client is served."""
+
+    prefill_expected: bool = False
+    """Whether /ready waits for a prefill worker too."""
+
+    local_prefill_tokens: int = 64
+    """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
+
+    max_prefill_wait_s: float = 20.0
+    """A prompt whose wait for the prefill pool is estimated longer than this is prefilled where it is decoded, unless
+    that takes longer."""
+
+    max_requests: int = 1024
+    """Prompts in flight at most; more are refused with 429."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Size of a request's body at most."""
+
+    request_timeout_s: float = 600.0
+    """Seconds from a request's arrival to the end of its answer at most."""
+
+    accept_timeout_s: float = 5.0
+    """Seconds that a decode worker may take to accept a sequence before the next one is asked."""
+
+    max_migrations: int = 3
+    """Times that one answer may move to another decode worker."""
+
+    reroute_wait_s: float = 15.0
+    """Seconds that an answer which lost its decode worker waits for another one to appear."""
+
+    max_tick_age_s: float = 10.0
+    """A worker with work whose step loop has not turned for this long counts as stuck."""
+
+    headers_after_s: float = 10.0
+    """A streamed answer's headers are sent with its first token, or after this long."""
+
+    keep_alive_s: float = 10.0
+    """Seconds between two comments on a stream that has nothing to say."""
+
+    drain_s: float = 30.0
+    """Seconds that running requests may take after SIGTERM."""
+
+    log_level: str = "INFO"
+    """Lowest level that is logged."""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model must name a directory or a model")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
+        for field in ("max_requests", "max_body_bytes"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"--{field.replace('_', '-')} must be at least 1, not {getattr(self, field)}")
+        for field in ("local_prefill_tokens", "max_migrations", "reroute_wait_s", "drain_s", "max_prefill_wait_s"):
+            if getattr(self, field) < 0:
+                raise ConfigError(f"--{field.replace('_', '-')} must not be negative, not {getattr(self, field)}")
+        for field in ("request_timeout_s", "accept_timeout_s", "max_tick_age_s", "headers_after_s", "keep_alive_s"):
+            if not getattr(self, field) > 0:
+                raise ConfigError(f"--{field.replace('_', '-')} must be above 0, not {getattr(self, field)}")
+        if any(not key for key in self.api_key):
+            raise ConfigError("--api-key must not be empty")
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model as clients and workers know it."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

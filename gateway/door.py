@@ -1,0 +1,117 @@
+"""What every HTTP request passes first: its id, the API key, and the last net for errors.
+
+``X-Request-Id`` is the client's, if it is a sane one, and is only echoed; inside, ids are made by Baton.
+"""
+
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.errors import BatonError, InternalError, NotFound, Unauthorized
+from gateway.api.errors import error_headers, error_reply
+from gateway.client_gone import ClientGone
+from gateway.errors import MethodNotAllowed
+from gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+CLIENT_CLOSED = 499
+"""Status in metrics of a request whose client has left; nobody gets it."""
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PROTECTED = "/v1/"
+
+
+class Door:
+    """Wraps the application. ``api_keys`` guard everything under /v1/; none means that any client is served."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], metrics: Metrics) -> None:
+        self._app = app
+        self._api_keys = [key.encode() for key in api_keys]
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers))
+        try:
+            self._authorize(scope["path"], headers)
+            await self._app(scope, receive, answer.send)
+        except ClientGone:
+            answer.status = CLIENT_CLOSED
+        except BatonError as error:
+            await error_response(error)(scope, receive, answer.send)
+        except Exception:
+            log.exception("%s %s: fault, request %s", scope["method"], scope["path"], answer.request_id)
+            if answer.status:  # its headers are out; closing the connection is all that is left
+                raise
+            await error_response(InternalError("internal error"))(scope, receive, answer.send)
+        finally:
+            self._metrics.http_requests.labels(_handler(scope), scope["method"], str(answer.status)).inc()
+
+    def _authorize(self, path: str, headers: Headers) -> None:
+        if not self._api_keys or not path.startswith(_PROTECTED):
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self._api_keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise Unauthorized("the API key is missing or wrong")
+
+
+class _Answer:
+    """Adds the request id to the response and remembers its status, 0 until there is one."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.status = 0
+        self.request_id = request_id
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID] = self.request_id
+        await self._send(message)
+
+
+def error_response(error: BatonError) -> Response:
+    """Return the response that tells a client about ``error``."""
+    return Response(error_reply(error), error.http_status, error_headers(error), "application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Answer an error that an endpoint raised."""
+    assert isinstance(error, BatonError)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Answer a request that no route takes."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == MethodNotAllowed.http_status:
+        response = error_response(MethodNotAllowed(f"{request.method[:20]} is not allowed here"))
+        response.headers.update(error.headers or {})
+        return response
+    return error_response(NotFound("there is nothing at this address"))
+
+
+def _request_id(headers: Headers) -> str:
+    sent = headers.get(REQUEST_ID, "")
+    return sent if _SANE_ID.fullmatch(sent) else f"http-{secrets.token_hex(16)}"
+
+
+def _handler(scope: Scope) -> str:
+    """Return the route's path, so that made-up addresses do not make up metrics."""
+    route = scope.get("route")
+    return str(getattr(route, "path", "none"))

@@ -1,0 +1,373 @@
+"""One sequence from its prompt to its last token, through refusals, replans and moves.
+
+    choose a decode worker -> Submit -> Accepted -> choose who computes the prompt -> Plan (remote: and push to a queue)
+    -> Started -> tokens ... -> finished
+
+A refusal asks the next decode worker. A prefill worker that is lost or late before the first token gets a new plan. A
+decode worker that is lost moves prompt and output so far to another one; tokens that came already are dropped by their
+index. The flow owns its sequence; whatever ends it, the decode worker is told (:class:`gateway.attempt.Attempt`).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from common import queue
+from common.errors import BatonError, InternalError, Overloaded, TransferError, Unavailable
+from common.ids import RequestId, WorkerId, new_request_id, new_transfer_id
+from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
+from common.sampling import FinishReason, SamplingParams
+from gateway.attempt import Attempt, Stage
+from gateway.cluster import Cluster
+from gateway.metrics import Metrics
+from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
+from gateway.text_stream import Piece, TextStream
+
+log = logging.getLogger(__name__)
+
+PUSH_TIMEOUT_S = 2.0
+"""A push to the queue that takes longer counts as Redis being away."""
+
+PATIENCE_S = 5.0
+PATIENCE_FACTOR = 4.0
+"""A prefill worker must begin within PATIENCE_S plus this many times the estimated wait; else the decode worker does it
+all. That also covers what a flush of Redis has lost."""
+
+RETRY_WORKERS_S = 0.5
+"""An answer that lost its decode worker asks the others again this often."""
+
+MOVABLE = (Unavailable, TransferError, Overloaded)
+"""Errors of one decode worker that another one need not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowServices:
+    """What all flows of a gateway share."""
+
+    cluster: Cluster
+    redis: Redis
+    metrics: Metrics
+    limits: RouterLimits
+    accept_timeout_s: float
+    max_migrations: int
+    reroute_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a prompt was routed, for people."""
+
+    kind: PlanKind
+    decode: WorkerId
+    prefill: WorkerId | None
+    cached_tokens: int
+    reason: Reason
+
+    def header(self) -> str:
+        """Return the value of ``X-Baton-Route``."""
+        return (
+            f"{self.kind}; prefill={self.prefill or 'none'}; decode={self.decode}; cached={self.cached_tokens}; "
+            f"reason={self.reason}"
+        )
+
+
+class Flow:
+    """One sequence. ``emit`` is called with each piece of its answer; times are of the event loop's clock."""
+
+    def __init__(
+        self,
+        services: FlowServices,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        text: TextStream,
+        *,
+        arrived_at: float,
+        deadline: float,
+        emit: Callable[[Piece], None],
+    ) -> None:
+        self.prompt = prompt
+        self.finish: FinishReason | None = None
+        self.cached_tokens = 0
+        """Prompt tokens that were not computed when the prompt was, the first time."""
+        self._services = services
+        self._cluster = services.cluster
+        self._sampling = sampling
+        self._text = text
+        self._arrived_at = arrived_at
+        self._deadline = deadline
+        self._emit = emit
+        self._name = new_request_id()
+        self._output_ids: list[int] = []
+        self._attempt: Attempt | None = None
+        self._num_attempts = 0
+        self._num_migrations = 0
+        self._refusals: list[BatonError] = []
+        self._tried: set[WorkerId] = set()
+        self._reroute_until = 0.0
+        self._begun_at: float | None = None
+        self._first_token_at = 0.0
+        self._last_token_at = 0.0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._output_ids)
+
+    @property
+    def route(self) -> Route | None:
+        """How the prompt is routed, once that is decided."""
+        attempt = self._attempt
+        if attempt is None or attempt.choice is None:
+            return None
+        prefill = attempt.choice.prefill
+        cached = self.cached_tokens if self._begun_at is not None else attempt.held_tokens
+        return Route(
+            attempt.choice.kind,
+            attempt.worker.worker_id,
+            None if prefill is None else prefill.worker_id,
+            cached,
+            attempt.choice.reason,
+        )
+
+    async def run(self) -> None:
+        """Return when the answer is complete; raises BatonError when it cannot be completed."""
+        while self.finish is None:
+            worker = await self._next_worker()
+            with self._cluster.counted(worker, sequences=1):
+                attempt = self._new_attempt(worker)
+                try:
+                    await self._try(attempt)
+                finally:
+                    self.abort("the answer has ended")
+            if self.finish is None:
+                self._learn(attempt)
+        now = asyncio.get_running_loop().time()
+        self._services.metrics.ended(
+            self.finish,
+            len(self.prompt),
+            self.num_output_tokens,
+            self._last_token_at - self._first_token_at,
+            now - self._arrived_at,
+        )
+
+    def abort(self, reason: str) -> None:
+        """Tell the decode worker, if one has the sequence, that it is not wanted any more. Never waits."""
+        if self._attempt is not None:
+            self._attempt.leave(reason)
+
+    # ---- which decode worker ----
+
+    async def _next_worker(self) -> WorkerView:
+        while True:
+            worker = choose_decode(
+                self._cluster.view(),
+                len(self.prompt) + len(self._output_ids),
+                limits=self._services.limits,
+                exclude=self._tried,
+                draw=random.random(),
+            )
+            if worker is not None:
+                return worker
+            if asyncio.get_running_loop().time() >= self._reroute_until:
+                raise self._nobody()
+            await self._cluster.wait_changed(RETRY_WORKERS_S)
+            self._tried.clear()
+
+    def _nobody(self) -> BatonError:
+        """Return the error when no decode worker took the sequence: what most of them said, load first."""
+        for kind in (Overloaded, Unavailable):
+            for error in self._refusals:
+                if isinstance(error, kind):
+                    return kind(error.message, retry_after_s=error.retry_after_s or 1.0)
+        if self._refusals:
+            return self._refusals[0]
+        return Unavailable("no decode worker is ready", retry_after_s=1.0)
+
+    def _new_attempt(self, worker: WorkerView) -> Attempt:
+        self._num_attempts += 1
+        request_id = self._name if self._num_attempts == 1 else RequestId(f"{self._name}-{self._num_attempts}")
+        session = self._cluster.session(worker)
+        attempt = Attempt(
+            request_id,
+            worker,
+            session,
+            lambda cached_tokens: self._on_started(attempt, cached_tokens),
+            lambda output: self._on_output(attempt, output),
+        )
+        self._attempt = attempt
+        return attempt
+
+    def _learn(self, attempt: Attempt) -> None:
+        """Draw the conclusions from an attempt that did not finish; raises when nobody else should try."""
+        error = attempt.error or InternalError("the decode worker ended the answer without a reason")
+        if not attempt.was_accepted:
+            self._refusals.append(error)
+            self._tried.add(attempt.worker.worker_id)
+            return
+        if not isinstance(error, MOVABLE):
+            raise error
+        self._num_migrations += 1
+        if self._num_migrations > self._services.max_migrations:
+            raise Unavailable("the answer lost its decode worker too often", retry_after_s=1.0)
+        log.warning("%s: leaves %s: %s", attempt.request_id, attempt.worker.worker_id, error.message)
+        self._services.metrics.migrations.inc()
+        self._refusals = [Unavailable(error.message)]
+        self._tried = {attempt.worker.worker_id}
+        self._reroute_until = asyncio.get_running_loop().time() + self._services.reroute_wait_s
+
+    # ---- one attempt ----
+
+    async def _try(self, attempt: Attempt) -> None:
+        try:
+            attempt.submit(
+                Submit(attempt.request_id, (*self.prompt, *self._output_ids), len(self.prompt), self._sampling)
+            )
+            await attempt.wait_for(Stage.ACCEPTED, self._services.accept_timeout_s)
+        except TimeoutError:
+            attempt.error = Unavailable("the decode worker did not answer in time")
+            return
+        except Unavailable as error:
+            attempt.error = error
+            return
+        if attempt.has_ended:
+            return
+        if self._num_migrations == 0:
+            self._services.metrics.prompt_tokens.inc(len(self.prompt))
+        await self._have_prompt_computed(attempt)
+        await attempt.wait_for(Stage.ENDED, None)
+
+    async def _have_prompt_computed(self, attempt: Attempt) -> None:
+        """Return when the first token has come or the attempt has ended; plan again as often as it takes."""
+        exclude: set[WorkerId] = set()
+        insist: Reason | None = None
+        while attempt.stage < Stage.WRITING:
+            choice = self._choose(attempt, exclude, insist)
+            attempt.choice = choice
+            attempt.prefill_left = False
+            self._services.metrics.planned(choice)
+            if choice.prefill is None:
+                await self._compute_local(attempt)
+            else:
+                insist = await self._compute_remote(attempt, choice.prefill, choice.wait_s)
+                exclude.add(choice.prefill.worker_id)
+
+    def _choose(self, attempt: Attempt, exclude: set[WorkerId], insist: Reason | None) -> PlanChoice:
+        if insist is not None:
+            return PlanChoice(PlanKind.LOCAL, insist)
+        return choose_plan(
+            self._cluster.view(),
+            attempt.worker,
+            num_tokens=len(self.prompt) + len(self._output_ids),
+            cached_tokens=attempt.held_tokens,
+            limits=self._services.limits,
+            exclude=exclude,
+            draw=random.random(),
+        )
+
+    async def _compute_local(self, attempt: Attempt) -> None:
+        with self._cluster.counted(attempt.worker, tokens=self._num_missing(attempt)):
+            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL))
+            await attempt.wait_for(Stage.WRITING, None)
+
+    async def _compute_remote(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
+        """Return when the first token has come, the attempt has ended, or the prefill worker failed.
+
+        Of the last: None when another prefill worker may be asked, else why the decode worker has to do it.
+        """
+        with (
+            self._cluster.counted(prefill, tokens=self._num_missing(attempt)),
+            self._cluster.watched(prefill, attempt.prefill_has_left),
+        ):
+            if not await self._push(attempt, prefill):
+                return Reason.REDIS_UNAVAILABLE
+            try:
+                await attempt.wait_for_prefill(Stage.STARTED, PATIENCE_S + PATIENCE_FACTOR * wait_s)
+            except TimeoutError:
+                log.warning("%s: %s has not begun in time", attempt.request_id, prefill.worker_id)
+                return Reason.PREFILL_LATE
+            if attempt.stage < Stage.STARTED:
+                log.warning("%s: %s takes nothing any more", attempt.request_id, prefill.worker_id)
+                return None
+            return await self._wait_first_token(attempt, prefill)
+
+    async def _push(self, attempt: Attempt, prefill: WorkerView) -> bool:
+        """Announce the transfer to the decode worker, then queue the prompt; return whether that went well."""
+        transfer_id = new_transfer_id()
+        await attempt.plan(Plan(attempt.request_id, PlanKind.REMOTE, transfer_id))
+        if attempt.has_ended:
+            return True
+        task = Prefill(
+            request_id=attempt.request_id,
+            transfer_id=transfer_id,
+            token_ids=(*self.prompt, *self._output_ids),
+            num_prompt_tokens=len(self.prompt),
+            sampling=self._sampling,
+            decode_worker=attempt.worker.worker_id,
+            decode_epoch=attempt.worker.record.epoch,
+            decode_address=attempt.worker.record.address,
+            remaining_s=self._deadline - asyncio.get_running_loop().time(),
+        )
+        try:
+            async with asyncio.timeout(PUSH_TIMEOUT_S):
+                await queue.push(self._services.redis, prefill.worker_id, prefill.record.epoch, task)
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("%s: the prompt could not be queued: %s", attempt.request_id, error)
+            return False
+        return True
+
+    async def _wait_first_token(self, attempt: Attempt, prefill: WorkerView) -> Reason | None:
+        while attempt.stage < Stage.WRITING:
+            await attempt.wait_for_prefill(Stage.WRITING, None)
+            if attempt.prefill_left and not self._cluster.is_alive(prefill):
+                log.warning("%s: %s was lost before the first token", attempt.request_id, prefill.worker_id)
+                return Reason.PREFILL_LOST
+            attempt.prefill_left = False  # draining: it finishes what it has begun
+        return None
+
+    def _num_missing(self, attempt: Attempt) -> int:
+        return len(self.prompt) + len(self._output_ids) - attempt.held_tokens
+
+    # ---- what comes back ----
+
+    def _on_started(self, attempt: Attempt, cached_tokens: int) -> None:
+        """Note, the first time, that work on the prompt has begun."""
+        if self._begun_at is None and attempt.choice is not None:
+            self._begun_at = asyncio.get_running_loop().time()
+            self.cached_tokens = min(cached_tokens, len(self.prompt))
+            queue_s = self._begun_at - self._arrived_at
+            self._services.metrics.begun(attempt.choice.kind, len(self.prompt), self.cached_tokens, queue_s)
+
+    def _on_output(self, attempt: Attempt, output: SequenceOutput) -> None:
+        """Take what a step brought; raises BatonError when it does not fit what came before."""
+        known = len(self._output_ids) - output.output_index
+        if known < 0:
+            raise Unavailable("the decode worker skipped tokens")
+        fresh = output.token_ids[known:]
+        if len(self._output_ids) + len(fresh) > self._sampling.max_tokens:
+            raise InternalError("the decode worker wrote more tokens than were asked for")
+        if not fresh and output.finish is None:
+            return
+        piece = self._text.feed(fresh, output.finish)
+        self._measure(len(piece.token_ids))
+        self._output_ids += piece.token_ids
+        self.finish = piece.finish
+        self._emit(piece)
+        if self.finish is not None and output.finish is None:
+            attempt.leave("a stop string was found")
+
+    def _measure(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            return
+        now, metrics = asyncio.get_running_loop().time(), self._services.metrics
+        metrics.generation_tokens.inc(num_tokens)
+        if not self._output_ids:
+            self._first_token_at = now
+            metrics.first_token(now - self._arrived_at, now - (self._begun_at or now))
+            num_tokens -= 1
+        metrics.further_tokens(num_tokens, now - (self._last_token_at or now))
+        self._last_token_at = now

@@ -1,0 +1,178 @@
+"""All the answers of one HTTP request: one flow a prompt, their pieces in the order in which they came.
+
+Its reader takes what has come since the last time, so a slow client gets fewer, larger reads. One flow that fails ends
+them all. Closing it tells the decode workers and gives the places back, at once and without waiting.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from common.errors import BatonError, DeadlineExceeded, InternalError
+from common.sampling import SamplingParams
+from gateway.admission import Ticket
+from gateway.flow import Flow, FlowServices, Route
+from gateway.text_stream import Piece, TextStream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt and how its answer is sampled."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedPiece:
+    """A piece of the answer to one of the prompts."""
+
+    index: int
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCounts:
+    """Tokens of a request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Running:
+    """The generations that run now."""
+
+    def __init__(self) -> None:
+        self._generations: set[Generation] = set()
+
+    def add(self, generation: "Generation") -> None:
+        """Note one that begins."""
+        self._generations.add(generation)
+
+    def discard(self, generation: "Generation") -> None:
+        """Forget one that has ended."""
+        self._generations.discard(generation)
+
+    def end_all(self, error: BatonError) -> None:
+        """Let each of them fail with ``error``."""
+        for generation in list(self._generations):
+            generation.fail(error)
+
+
+class Generation:
+    """Owns the flows of one request and their tasks, from :meth:`start` to :meth:`close`."""
+
+    def __init__(
+        self,
+        services: FlowServices,
+        jobs: Sequence[Job],
+        make_text: Callable[[SamplingParams], TextStream],
+        ticket: Ticket,
+        running: Running,
+        *,
+        arrived_at: float,
+        timeout_s: float,
+    ) -> None:
+        self.error: BatonError | None = None
+        """Why the request failed, if it did; what came before it may have been taken."""
+        self.prompts = [job.prompt for job in jobs]
+        self._metrics = services.metrics
+        self._ticket = ticket
+        self._all_running = running
+        self._timeout_s = timeout_s
+        self._deadline = arrived_at + timeout_s
+        self._pieces: list[IndexedPiece] = []
+        self._wake = asyncio.Event()
+        self._is_interrupted = False
+        self._num_running = len(jobs)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._flows = [
+            Flow(
+                services,
+                job.prompt,
+                job.sampling,
+                make_text(job.sampling),
+                arrived_at=arrived_at,
+                deadline=self._deadline,
+                emit=lambda piece, index=index: self._emit(index, piece),  # type: ignore[misc]
+            )
+            for index, job in enumerate(jobs)
+        ]
+
+    def start(self) -> None:
+        """Let the flows run."""
+        self._all_running.add(self)
+        self._tasks = [asyncio.create_task(self._run(flow)) for flow in self._flows]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further piece will come and all were taken."""
+        return self._num_running == 0 and not self._pieces
+
+    @property
+    def route(self) -> Route | None:
+        """How the first prompt is routed, once that is decided."""
+        return self._flows[0].route
+
+    def usage(self) -> UsageCounts:
+        """Return the tokens so far."""
+        return UsageCounts(
+            sum(map(len, self.prompts)),
+            sum(flow.num_output_tokens for flow in self._flows),
+            sum(flow.cached_tokens for flow in self._flows),
+        )
+
+    async def take(self) -> list[IndexedPiece]:
+        """Wait for pieces and return them; an empty list means the end, or that :meth:`interrupt` was called."""
+        while not self._pieces and not self.has_ended and not self._is_interrupted:
+            self._wake.clear()
+            await self._wake.wait()
+        self._is_interrupted = False
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def interrupt(self) -> None:
+        """Let :meth:`take` return, even with nothing."""
+        self._is_interrupted = True
+        self._wake.set()
+
+    def close(self, reason: str) -> None:
+        """End what still runs: tell the decode workers, and give the places back. Never waits; may be called again."""
+        for flow, task in zip(self._flows, self._tasks, strict=False):
+            flow.abort(reason)
+            task.cancel()
+        self._ticket.release()
+        self._all_running.discard(self)
+
+    def _emit(self, index: int, piece: Piece) -> None:
+        self._pieces.append(IndexedPiece(index, piece))
+        self._wake.set()
+
+    async def _run(self, flow: Flow) -> None:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await flow.run()
+        except TimeoutError:
+            self.fail(DeadlineExceeded(f"the request took longer than {self._timeout_s:g} s"))
+        except BatonError as error:
+            self.fail(error)
+        except Exception:
+            log.exception("fault while serving a request")
+            self.fail(InternalError("internal error"))
+        finally:
+            self._num_running -= 1
+            self._wake.set()
+
+    def fail(self, error: BatonError) -> None:
+        """End all flows; the first error is the one that counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._metrics.failed.labels(error.type).inc()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()

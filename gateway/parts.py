@@ -1,0 +1,44 @@
+"""What the endpoints of one gateway share."""
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+
+from gateway.admission import Admission
+from gateway.config import GatewayConfig
+from gateway.flow import FlowServices
+from gateway.generation import Running
+from gateway.metrics import Metrics
+from gateway.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Made once at the start of a gateway."""
+
+    config: GatewayConfig
+    tokenizer: Tokenizer
+    services: FlowServices
+    metrics: Metrics
+    registries: tuple[CollectorRegistry, ...]
+    """All that /metrics shows."""
+    admission: Admission
+    running: Running
+    started_at: int
+    """Unix time in seconds."""
+
+
+def parts_of(request: Request) -> Parts:
+    """Return the parts of the gateway that serves ``request``."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def baton_version() -> str:
+    """Return the version of this program."""
+    try:
+        return version("baton")
+    except PackageNotFoundError:  # run from its source, not installed
+        return "0+unknown"

@@ -1,0 +1,192 @@
+"""A gateway's life: bind the port, load the tokenizer, follow the cluster, serve, and shut down in order.
+
+Shutdown: refuse new work, let running answers end within ``drain_s``, tell what is left that it is over, stop following
+the cluster.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from common.errors import ConfigError, Unavailable
+from gateway.admission import Admission
+from gateway.app import build_app
+from gateway.cluster import Cluster
+from gateway.config import GatewayConfig
+from gateway.flow import FlowServices
+from gateway.generation import Running
+from gateway.metric_aliases import MetricAliases
+from gateway.metrics import Metrics
+from gateway.model_files import read_model_files
+from gateway.parts import Parts
+from gateway.router import RouterLimits
+from gateway.tokenizer import Tokenizer
+from gateway.worker_metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+CUT_MARGIN_S = 1.0
+"""Connections get this long, after their answers were ended, to send what is left."""
+
+KEEP_ALIVE_S = 75
+"""An idle connection is kept this long."""
+
+REDIS_TIMEOUT_S = 2.0
+
+
+class GatewayServer:
+    """One gateway. Owns its socket from construction on; raises ConfigError when the port is taken."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._socket = _bind(config.host, config.port)
+        self.port: int = self._socket.getsockname()[1]
+        self._stop = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect to."""
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return f"http://{host}:{self.port}"
+
+    def stop(self) -> None:
+        """Ask for an orderly shutdown; returns at once."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`; raises ConfigError when the model's files cannot be used."""
+        config = self._config
+        redis = _connect(config.redis)
+        try:
+            files = await asyncio.to_thread(read_model_files, config.model)
+            tokenizer = await asyncio.to_thread(Tokenizer, files)
+            parts = _make_parts(config, redis, tokenizer)
+            _write_port(config.port_file, self.port)
+            await self._serve(parts)
+            tokenizer.close()
+        finally:
+            self._socket.close()
+            await redis.aclose()
+        log.info("stopped")
+
+    async def _serve(self, parts: Parts) -> None:
+        server = _Uvicorn(_uvicorn_config(parts))
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(parts.services.cluster.run())
+            serving = group.create_task(server.serve(sockets=[self._socket]))
+            log.info("serving %s on %s", self._config.model_name, self.url)
+            await self._stop.wait()
+            parts.admission.is_draining = True
+            server.should_exit = True
+            await self._drain(parts, serving)
+            following.cancel()
+
+    async def _drain(self, parts: Parts, serving: asyncio.Task[None]) -> None:
+        log.info("draining for up to %g s", self._config.drain_s)
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                await asyncio.shield(serving)
+        except TimeoutError:
+            log.warning("answers were left after %g s of draining", self._config.drain_s)
+            parts.running.end_all(Unavailable("the gateway is shutting down", retry_after_s=1.0))
+            await serving
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to the process that it runs in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(parts: Parts) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(parts),
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(parts.config.drain_s + CUT_MARGIN_S),
+    )
+
+
+def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
+    limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
+    cluster = Cluster(redis, model_name=config.model_name, token=config.cluster_token, limits=limits)
+    metrics = Metrics()
+    derived = CollectorRegistry()
+    derived.register(WorkerMetrics(cluster.view))
+    derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
+    services = FlowServices(
+        cluster=cluster,
+        redis=redis,
+        metrics=metrics,
+        limits=limits,
+        accept_timeout_s=config.accept_timeout_s,
+        max_migrations=config.max_migrations,
+        reroute_wait_s=config.reroute_wait_s,
+    )
+    return Parts(
+        config=config,
+        tokenizer=tokenizer,
+        services=services,
+        metrics=metrics,
+        registries=(metrics.registry, derived),
+        admission=Admission(config.max_requests, metrics),
+        running=Running(),
+        started_at=time.time_ns() // 1_000_000_000,
+    )
+
+
+def _connect(url: str) -> Redis:
+    try:
+        return Redis.from_url(
+            url,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            socket_timeout=REDIS_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),  # a push that is sent twice would be computed twice
+        )
+    except ValueError as error:
+        raise ConfigError(f"--redis {url!r} is not a URL of a Redis server: {error}") from error
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on --host {host} --port {port}: {os.strerror(error.errno or 0)}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _write_port(path: Path | None, port: int) -> None:
+    """Write the port so that a reader sees nothing or all of it; raises ConfigError."""
+    if path is None:
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(f"{port}\n")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--port-file {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,210 @@
+"""Text to tokens: prompts as the tokenizer's own post-processor says, chats through the model's template.
+
+A special token that a client wrote into a message is encoded as text. Where a message holds such a text, a private-use
+character stands for it while the template runs; the stretch around it, up to the template's own special tokens, is then
+encoded by a twin of the tokenizer that knows no special tokens. Messages without such a text are encoded as always.
+Long texts are encoded on a thread, so that the event loop is never held up.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tokenizers
+
+from common.errors import InvalidRequest
+from gateway.chat_template import ChatMessage, ChatTemplate
+from gateway.detokenizer import Detokenizer, detokenizer_factory
+from gateway.errors import ContextLengthExceeded
+from gateway.model_files import ModelFiles
+
+INLINE_CHARACTERS = 1024
+"""Texts up to this length are encoded where they are, in well under a millisecond."""
+
+NORMALISER_SLACK = 4
+"""Unicode composition makes at most this many characters one."""
+
+_STANDINS = range(0xF0000, 0xFFF00, 0x100)
+"""Where private-use characters that stand for special tokens may begin."""
+
+Result = TypeVar("Result")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Owns its two threads; lives until :meth:`close`."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._tokenizer = _load(files.tokenizer_json)
+        self._plain = _load(files.tokenizer_json)
+        self._plain.encode_special_tokens = True
+        self._specials = _SpecialTokens(self._tokenizer)
+        self._template = None
+        if files.chat_template is not None:
+            self._template = ChatTemplate(files.chat_template, files.special_tokens)
+        self._make_detokenizer = detokenizer_factory(self._tokenizer)
+        self._prefix = self._tokenizer.encode("").ids
+        self._longest_token = _longest_token(self._tokenizer)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self.eos_token_ids = files.eos_token_ids
+        self.vocab_size = files.vocab_size
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def detokenizer(self, *, continues: bool) -> Detokenizer:
+        """Return a detokenizer for one answer; ``continues`` when it goes on with a text of the client's."""
+        return self._make_detokenizer(continues)
+
+    async def encode_prompt(self, text: str, max_model_len: int) -> list[int]:
+        """Return the tokens of a raw prompt, with what the post-processor adds; a BOS is never doubled.
+
+        Raises InvalidRequest when ``text`` is certainly longer than ``max_model_len`` tokens.
+        """
+        self._check_length(len(text), max_model_len, "prompt")
+        return await self._run(len(text), lambda: self._encode_prompt(text))
+
+    async def encode_chat(self, messages: Sequence[ChatMessage], max_model_len: int) -> list[int]:
+        """Return the tokens of a conversation; raises InvalidRequest when the model has no template, when the template
+        refuses the messages, or when they are certainly longer than ``max_model_len`` tokens."""
+        if self._template is None:
+            raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
+        template = self._template
+        num_characters = sum(len(message.content) + 16 for message in messages)
+        self._check_length(sum(len(message.content) for message in messages), max_model_len, "messages")
+        return await self._run(num_characters, lambda: self._encode_chat(template, messages))
+
+    async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
+        if num_characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_length(self, num_characters: int, max_model_len: int, param: str) -> None:
+        if self._longest_token is None:
+            return
+        limit = max_model_len * self._longest_token * NORMALISER_SLACK
+        if num_characters > limit:
+            raise ContextLengthExceeded(
+                f"{param} has {num_characters} characters, which is more than {max_model_len} tokens", param=param
+            )
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text).ids
+        if self._prefix and token_ids[:2] == [self._prefix[0]] * 2:
+            written = self._tokenizer.id_to_token(self._prefix[0])
+            return token_ids[1:] if text.startswith(written) else token_ids
+        return token_ids
+
+    def _encode_chat(self, template: ChatTemplate, messages: Sequence[ChatMessage]) -> list[int]:
+        standins = self._specials.standins_for(messages)
+        if standins is None:
+            return self._encode(template.render(messages))
+        marked = template.render([message.map_text(standins.insert) for message in messages])
+        token_ids: list[int] = []
+        for stretch in self._specials.stretches(marked, standins):
+            if stretch.is_plain:
+                token_ids += self._plain.encode(standins.remove(stretch.text), add_special_tokens=False).ids
+            else:
+                token_ids += self._encode(stretch.text)
+        return token_ids
+
+    def _encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Part of a rendered prompt."""
+
+    text: str
+    is_plain: bool
+    """Holds stand-ins: what they stand for is text, not special tokens."""
+
+
+class _Standins:
+    """Which private-use character stands for which special token's text in one request."""
+
+    def __init__(self, by_token: dict[str, str], pattern: re.Pattern[str]) -> None:
+        self._by_token = by_token
+        self._by_standin = {standin: token for token, standin in by_token.items()}
+        self._tokens = pattern
+        self._standins = re.compile("[" + "".join(self._by_standin) + "]")
+
+    def insert(self, text: str) -> str:
+        """Return ``text`` with stand-ins for special tokens."""
+        return self._tokens.sub(lambda match: self._by_token[match[0]], text)
+
+    def remove(self, text: str) -> str:
+        """Return ``text`` with special tokens' texts for stand-ins."""
+        return self._standins.sub(lambda match: self._by_standin[match[0]], text)
+
+    def are_in(self, text: str) -> bool:
+        """Whether ``text`` holds a stand-in."""
+        return self._standins.search(text) is not None
+
+
+class _SpecialTokens:
+    """The special tokens of a tokenizer, as texts to look for."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content]
+        texts = sorted({token.content for token in added}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._eats_left = {token.content for token in added if token.lstrip}
+        self._eats_right = {token.content for token in added if token.rstrip}
+
+    def standins_for(self, messages: Iterable[ChatMessage]) -> _Standins | None:
+        """Return stand-ins for the special tokens written in ``messages``, or None when there are none."""
+        if self._pattern is None:
+            return None
+        found: set[str] = set()
+        texts = [text for message in messages for text in (message.role, message.content, message.name or "")]
+        for text in texts:
+            found.update(self._pattern.findall(text))
+        if not found:
+            return None
+        tokens = sorted(found)
+        for start in _STANDINS:
+            standins = [chr(start + n) for n in range(len(tokens))]
+            if not any(standin in text for text in texts for standin in standins):
+                return _Standins(dict(zip(tokens, standins, strict=True)), self._pattern)
+        raise InvalidRequest("messages use too many private-use characters", param="messages")
+
+    def stretches(self, text: str, standins: _Standins) -> Iterator[_Stretch]:
+        """Cut a rendered prompt, at special tokens, into stretches with stand-ins and what is between them."""
+        assert self._pattern is not None
+        regular, at, before = "", 0, ""
+        for match in [*self._pattern.finditer(text), None]:
+            end, token = (len(text), "") if match is None else (match.start(), match[0])
+            stretch = text[at:end]
+            if standins.are_in(stretch):
+                yield _Stretch(regular, False)
+                yield _Stretch(self._trimmed(stretch, before, token), True)
+                regular = ""
+            else:
+                regular += stretch
+            regular += token
+            at, before = end + len(token), token
+        yield _Stretch(regular, False)
+
+    def _trimmed(self, stretch: str, before: str, after: str) -> str:
+        stretch = stretch.lstrip() if before in self._eats_right else stretch
+        return stretch.rstrip() if after in self._eats_left else stretch
+
+
+def _load(tokenizer_json: str) -> Any:
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """Return the most characters that one token can stand for, or None when there is no such limit."""
+    if not any(tokenizer.token_to_id(token) is not None for token in ("Ġ", "<0x0A>")):
+        return None  # without byte tokens, one unknown token may stand for any text
+    return max(map(len, tokenizer.get_vocab()))
