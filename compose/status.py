@@ -1,9 +1,11 @@
 """``baton status``: who is in a running cluster, as a table."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx2
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -11,8 +13,8 @@ from common.errors import Unavailable
 from common.messages import BlockCounts
 from compose.readiness import error_message
 
-_COLUMNS = ("worker", "role", "state", "pid", "epoch", "address", "device", "running", "waiting")
-_BLOCK_COLUMNS = ("held", "cached", "free", "quarantined", "total")
+WIDE = 120
+"""Columns of a terminal that shows everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,40 @@ class ClusterView(msgspec.Struct, frozen=True):
     ratio: Ratio
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table."""
+
+    title: str
+    cell: Callable[[WorkerView], object]
+    is_number: bool = False
+    needs_width: bool = False
+    """Left out of a narrow terminal."""
+
+
+COLUMNS = (
+    Column("worker", lambda worker: worker.id),
+    Column("role", lambda worker: worker.role),
+    Column("state", lambda worker: worker.state),
+    Column("pid", lambda worker: worker.pid, is_number=True),
+    Column("epoch", lambda worker: worker.epoch, is_number=True, needs_width=True),
+    Column("address", lambda worker: worker.address, needs_width=True),
+    Column("device", lambda worker: worker.device, needs_width=True),
+    Column("running", lambda worker: worker.running, is_number=True),
+    Column("waiting", lambda worker: worker.waiting, is_number=True),
+    Column("held", lambda worker: worker.blocks.held, is_number=True),
+    Column("cached", lambda worker: worker.blocks.cached, is_number=True),
+    Column("free", lambda worker: worker.blocks.free, is_number=True),
+    Column("quarantined", lambda worker: worker.blocks.quarantined, is_number=True, needs_width=True),
+    Column("blocks", lambda worker: worker.blocks.total, is_number=True),
+)
+
+
 async def status(config: StatusConfig) -> None:
     """Print the table; raises Unavailable when no gateway answers."""
     cluster = await fetch_cluster(config.url)
-    Console().print(cluster_table(cluster))
+    console = Console()
+    console.print(cluster_table(cluster, console.width))
 
 
 async def fetch_cluster(url: str) -> ClusterView:
@@ -72,15 +104,13 @@ async def fetch_cluster(url: str) -> ClusterView:
         raise Unavailable(f"what answers at {url} is not a Baton gateway ({error})") from error
 
 
-def cluster_table(cluster: ClusterView) -> Table:
-    """Return the workers as a table, a row each."""
-    title = f"{cluster.ratio.prefill} prefill, {cluster.ratio.decode} decode"
-    table = Table(title=title, title_justify="left")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("pid", "epoch", "running", "waiting") else "left")
-    for name in _BLOCK_COLUMNS:
-        table.add_column(f"blocks\n{name}", justify="right")
+def cluster_table(cluster: ClusterView, width: int) -> Table:
+    """Return the workers as a table, a row each; ``width`` is the terminal's."""
+    columns = [column for column in COLUMNS if width >= WIDE or not column.needs_width]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0))
+    table.title = f"{cluster.ratio.prefill} prefill, {cluster.ratio.decode} decode"
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
     for worker in cluster.workers:
-        cells = [str(getattr(worker, "id" if name == "worker" else name)) for name in _COLUMNS]
-        table.add_row(*cells, *(str(getattr(worker.blocks, name)) for name in _BLOCK_COLUMNS))
+        table.add_row(*(str(column.cell(worker)) for column in columns))
     return table

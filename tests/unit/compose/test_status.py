@@ -11,7 +11,7 @@ from rich.console import Console
 
 from common.errors import Unavailable
 from compose.ports import free_port
-from compose.status import cluster_table, fetch_cluster
+from compose.status import ClusterView, cluster_table, fetch_cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -48,18 +48,32 @@ async def answering(status: str, body: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+def printed(cluster: ClusterView, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(cluster_table(cluster, width))
+    return captured.get().splitlines()
+
+
 async def test_every_worker_is_a_row_with_its_blocks() -> None:
     async with answering("200 OK", json.dumps(CLUSTER).encode()) as url:
-        table = cluster_table(await fetch_cluster(url))
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(table)
-    row = next(line for line in captured.get().splitlines() if "decode-0" in line)
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == [
+        lines = printed(await fetch_cluster(url), width=200)
+    assert "0 prefill, 1 decode" in lines[0]
+    row = next(line for line in lines if "decode-0" in line)
+    assert row.split() == [
         *("decode-0", "decode", "ready", "4711", "1767323045678", "127.0.0.1:5001", "cpu", "3", "2"),
         *("10", "29", "60", "1", "100"),
     ]
+
+
+async def test_a_narrow_terminal_cuts_nothing_off() -> None:
+    worker = CLUSTER["workers"][0]
+    wide = worker | {"id": "prefill-12", "role": "prefill", "state": "draining", "pid": 4194304}
+    wide["blocks"] = dict.fromkeys(worker["blocks"], 99999)
+    async with answering("200 OK", json.dumps(CLUSTER | {"workers": [wide]}).encode()) as url:
+        lines = printed(await fetch_cluster(url), width=80)
+    row = next(line for line in lines if "prefill-12" in line)
+    assert row.split() == ["prefill-12", "prefill", "draining", "4194304", "3", "2", *["99999"] * 4]
 
 
 async def test_nobody_there_is_said_with_the_address() -> None:
