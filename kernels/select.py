@@ -52,7 +52,7 @@ def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
     Raises ValueError when there is no such version or it cannot run on the device.
     """
     if name == "auto":
-        name = "eager"
+        name = "cpu" if device.type == "cpu" else "eager"
     if name == "eager":
         return EagerKernels()
     if name != "cpu":

@@ -1,0 +1,75 @@
+"""What the CPU kernels work out once a step and use in every layer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.packed_rows import PackedRows
+
+LONGEST_ROW = 4
+"""A sequence with at most this many queries is attended row by row, a longer one as a chunk by matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Many queries of one sequence."""
+
+    table: NDArray[np.int32]
+    begin: int
+    """First row in the packed dimension."""
+    end: int
+    position: int
+    """Position of the first query."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan:
+    """One step, split into single rows and chunks."""
+
+    rows: PackedRows
+    slots: NDArray[np.int64]
+    """``[T]``"""
+    tables: NDArray[np.int32]
+    """``[S, max_blocks]``"""
+    row_ids: NDArray[np.int64]
+    """``[N]`` packed rows that are attended one by one."""
+    sequences: NDArray[np.int64]
+    """``[N]`` the sequence of each."""
+    positions: NDArray[np.int64]
+    """``[N]`` the position of each."""
+    chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, rows: PackedRows, num_blocks: int, block_size: int) -> "CpuPlan":
+        """Split ``rows``; raises ValueError when a table or slot points outside the pool, before memory is touched."""
+        starts: NDArray[Any] = rows.cu_seqlens_q.numpy().astype(np.int64)
+        seq_lens: NDArray[Any] = rows.seq_lens.numpy().astype(np.int64)
+        tables, slots = rows.block_tables.numpy(), rows.slot_mapping.numpy()
+        _check(tables, slots, seq_lens, num_blocks, block_size)
+        lengths = np.diff(starts)
+        short = lengths <= LONGEST_ROW
+        sequence = np.repeat(np.arange(len(lengths)), lengths)  # [T]
+        row_ids = np.flatnonzero(short[sequence])
+        sequences = sequence[row_ids]
+        chunks = [
+            Chunk(tables[index], int(starts[index]), int(starts[index + 1]), int(seq_lens[index] - lengths[index]))
+            for index in np.flatnonzero(~short)
+        ]
+        positions = seq_lens[sequences] - starts[sequences + 1] + row_ids
+        return cls(rows, slots, tables, row_ids, sequences, positions, tuple(chunks))
+
+
+def _check(
+    tables: NDArray[np.int32],
+    slots: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    num_blocks: int,
+    block_size: int,
+) -> None:
+    needed = np.arange(tables.shape[1]) < -(-seq_lens // block_size)[:, None]
+    if seq_lens.max(initial=0) > tables.shape[1] * block_size or (tables[needed] < 0).any():
+        raise ValueError("a block table does not cover its sequence")
+    if tables.max(initial=-1) >= num_blocks or slots.max(initial=-1) >= num_blocks * block_size:
+        raise ValueError(f"a block table or slot names a block outside the pool of {num_blocks}")
