@@ -103,7 +103,10 @@ def _attend_causal(q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> tupl
 def _attend_flash(
     q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the result and its logsumexp ``[kv_heads, group, n]``; a kv head is a batch entry, so K is not repeated."""
+    """Return the result and its logsumexp ``[kv_heads, group, n]``.
+
+    A kv head is an entry of the batch, so that its keys serve the heads of its group without being repeated.
+    """
     group = q.shape[1]
     keys, values = (states[:, None].expand(-1, group, -1, -1) for states in (k, v))
     result, logsumexp = _flash(q, keys, values, 0.0, causal, attn_mask=mask, scale=form.scaling)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Return ``function`` compiled on its first call for each set of argument types."""
-    options = {"nogil": True, "fastmath": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
     try:
         return numba.njit(function, cache=True, **options)
     except RuntimeError as error:  # numba found no directory to write to

@@ -1,6 +1,7 @@
 """The CPU version of the kernels: compiled loops for decode rows and cache writes, matrix products for chunks."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -104,12 +105,12 @@ def _split(positions: NDArray[np.int64], kv_heads: int, num_threads: int) -> lis
     keys = np.repeat(positions + 1, kv_heads).cumsum()
     cuts = np.searchsorted(keys, keys[-1] * np.arange(1, num_threads) / num_threads)
     edges = [0, *cuts.tolist(), num_tasks]
-    return [(begin, end) for begin, end in zip(edges, edges[1:], strict=False) if begin < end]
+    return [(begin, end) for begin, end in pairwise(edges) if begin < end]
 
 
 def _attend_chunk(q: Tensor, kv: LayerKV, chunk: Chunk, form: AttentionForm, sinks: Tensor | None) -> Tensor:
     """Return ``[n, q_heads, v_dim]`` for the queries ``q [n, q_heads, k_dim]`` of one sequence."""
-    num_queries, q_heads, k_dim = q.shape
+    num_queries, q_heads, _ = q.shape
     first_key = form.first_key(chunk.position)
     num_keys = chunk.position + num_queries - first_key
     k, v = (_gather(view, chunk, first_key, num_keys) for view in (kv.k, kv.v))

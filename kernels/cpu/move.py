@@ -1,4 +1,7 @@
-"""Element moves between packed rows and blocks on the CPU. Bits are moved as they are, so any 16- or 32-bit type will do."""
+"""Element moves between packed rows and blocks on the CPU.
+
+Bits are moved as they are, so any 16- or 32-bit type will do.
+"""
 
 import numpy as np
 

@@ -4,9 +4,10 @@ The compiler maps the lanes to whatever registers the processor has. Arrays are 
 are not checked. A 16-bit array is read as its bits: uint16 holds bfloat16, int16 holds float16.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
@@ -16,6 +17,11 @@ LANES = 16
 _I32 = ir.IntType(32)
 _F32 = ir.FloatType()
 _FLOATS = ir.VectorType(_F32, LANES)
+
+
+def _operation(build: Callable[..., Any]) -> Any:
+    """Make ``build(typing_context, *types)``, giving a signature and a code generator, callable in compiled code."""
+    return intrinsic(build)
 
 
 class _Vector(types.Type):
@@ -64,19 +70,19 @@ def _load(lanes: int, result: Any, array: Any, index: Any) -> Any:
     return result(array, types.intp), codegen
 
 
-@intrinsic
+@_operation
 def load(typing_context: Any, array: Any, index: Any) -> Any:
     """``load(array, index)``: the lanes at ``index`` to ``index + 15``, as float32."""
     return _load(LANES, _vector, array, index)
 
 
-@intrinsic
+@_operation
 def load_one(typing_context: Any, array: Any, index: Any) -> Any:
     """``load_one(array, index)``: the element at ``index``, as float32."""
     return _load(1, types.float32, array, index)
 
 
-@intrinsic
+@_operation
 def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     """``store(array, index, value)``: write the lanes to a float32 array at ``index`` to ``index + 15``."""
 
@@ -88,7 +94,7 @@ def store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.intp, _vector), codegen
 
 
-@intrinsic
+@_operation
 def splat(typing_context: Any, value: Any) -> Any:
     """``splat(value)``: one float32 in every lane."""
 
@@ -98,7 +104,7 @@ def splat(typing_context: Any, value: Any) -> Any:
     return _vector(types.float32), codegen
 
 
-@intrinsic
+@_operation
 def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """``fma(a, b, c)``: ``a * b + c`` in each lane, rounded once."""
 
@@ -109,17 +115,7 @@ def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     return _vector(_vector, _vector, _vector), codegen
 
 
-@intrinsic
-def add(typing_context: Any, a: Any, b: Any) -> Any:
-    """``add(a, b)``: the sum in each lane."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(args[0], args[1])
-
-    return _vector(_vector, _vector), codegen
-
-
-@intrinsic
+@_operation
 def lane_sum(typing_context: Any, value: Any) -> Any:
     """``lane_sum(value)``: the sum of the lanes."""
 
@@ -131,7 +127,7 @@ def lane_sum(typing_context: Any, value: Any) -> Any:
     return types.float32(_vector), codegen
 
 
-@intrinsic
+@_operation
 def store_lane_sums(typing_context: Any, array: Any, index: Any, factor: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """``store_lane_sums(array, index, factor, a, b, c, d)``: write ``factor`` times each value's lane sum, in order.
 
@@ -149,7 +145,7 @@ def store_lane_sums(typing_context: Any, array: Any, index: Any, factor: Any, a:
     return types.void(array, types.intp, types.float32, _vector, _vector, _vector, _vector), codegen
 
 
-@intrinsic
+@_operation
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """``prefetch(array, index)``: bring the cache line of an element nearer; the index may be anywhere."""
 
@@ -164,7 +160,7 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
-@intrinsic
+@_operation
 def float_of_bits(typing_context: Any, bits: Any) -> Any:
     """``float_of_bits(bits)``: the float32 that an int32 is the bits of."""
 

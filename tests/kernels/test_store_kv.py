@@ -59,7 +59,7 @@ def test_copies_read_before_they_write():
 
 @pytest.mark.parametrize(("src", "dst"), [([0], []), ([0, 1], [2, 2]), ([0], [4]), ([-1], [0])])
 def test_copies_refuse_wrong_blocks(src: list[int], dst: list[int]):
-    with pytest.raises(ValueError, match="destination|block ids"):
+    with pytest.raises(ValueError, match=r"destination|block ids"):
         copy_blocks(torch.zeros(4, 3), src, dst)
 
 
