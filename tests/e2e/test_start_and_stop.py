@@ -2,14 +2,11 @@
 
 import re
 import signal
-from pathlib import Path
 
 import httpx2
-import pytest
 
-from tests.e2e.conftest import POOL
 from tests.e2e.test_baton import baton
-from tests.support.cluster import Cluster, running_cluster, wait_ended
+from tests.support.cluster import Cluster, wait_ended
 
 
 def ask(url: str) -> str:
@@ -42,14 +39,25 @@ def test_status_shows_each_worker(cluster: Cluster) -> None:
         assert str(worker.blocks.total) in row
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_everything_with_status_0(model_dir: Path, tmp_path: Path, number: signal.Signals) -> None:
-    with running_cluster(tmp_path, *POOL) as cluster:
-        processes = cluster.process_ids()
-        assert len(processes) == 4  # Redis, gateway, prefill, decode
-        cluster.process.send_signal(number)
-        assert cluster.process.wait(60) == 0
+def test_ctrl_c_stops_everything_with_status_0(own_cluster: Cluster) -> None:
+    processes = own_cluster.process_ids()
+    assert len(processes) == 4  # Redis, gateway, prefill, decode
+    own_cluster.process.send_signal(signal.SIGINT)
+    assert own_cluster.process.wait(60) == 0
     wait_ended(processes)
+
+
+def test_a_stop_lets_a_running_answer_end(own_cluster: Cluster) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+    url = f"{own_cluster.url}/v1/completions"
+    with httpx2.stream("POST", url, json=body, timeout=60.0, trust_env=False) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        own_cluster.process.terminate()
+        events = [line for line in (first, *lines) if line.startswith("data: ")]
+    assert events[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in events[-2]
+    assert own_cluster.process.wait(60) == 0
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(own_cluster: Cluster) -> None:
@@ -59,12 +67,12 @@ def test_nothing_is_left_when_the_supervisor_is_killed(own_cluster: Cluster) -> 
     wait_ended(processes)
 
 
-@pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
-def test_a_killed_worker_comes_back_with_a_new_epoch(own_cluster: Cluster, worker_id: str) -> None:
+def test_a_killed_worker_comes_back_with_a_new_epoch(own_cluster: Cluster) -> None:
     assert "Paris" in ask(own_cluster.url)
-    worker = own_cluster.worker(worker_id)
-    own_cluster.kill(worker)
-    again = own_cluster.wait_restarted(worker)
-    assert again.pid != worker.pid
-    assert "Paris" in ask(own_cluster.url)
-    assert re.search(f"{worker_id} was ended by signal 9; it is started again", own_cluster.log("up"))
+    for worker_id in ("prefill-0", "decode-0"):
+        worker = own_cluster.worker(worker_id)
+        own_cluster.kill(worker)
+        again = own_cluster.wait_restarted(worker)
+        assert again.pid != worker.pid
+        assert "Paris" in ask(own_cluster.url)
+        assert re.search(f"{worker_id} was ended by signal 9; it is started again", own_cluster.log("up"))

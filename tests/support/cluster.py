@@ -106,7 +106,9 @@ def running_cluster(log_dir: Path, *options: str, env: Mapping[str, str] | None 
             cluster = Cluster(process, _wait_ready(process, log_dir), log_dir)
             yield cluster
             if process.poll() is None:
+                processes = cluster.process_ids()
                 assert cluster.stop() == 0, cluster.log("up")
+                wait_ended(processes)
         finally:
             if process.poll() is None:
                 process.kill()
