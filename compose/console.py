@@ -1,5 +1,6 @@
 """What ``baton`` says to the person at the terminal: results on stdout, progress and complaints on stderr."""
 
+import contextlib
 import sys
 
 
@@ -10,6 +11,7 @@ def result(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write a line of progress."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Write a line of progress; a terminal that has gone away is no reason to end what it was told about."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

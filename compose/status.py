@@ -24,6 +24,9 @@ class StatusConfig:
     url: str = "http://127.0.0.1:8000"
     """Address of a gateway."""
 
+    api_key: str = ""
+    """Key to send, where the gateway asks for one; of several the first."""
+
 
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker as ``GET /v1/cluster`` shows it; what else it shows is left alone."""
@@ -85,15 +88,16 @@ COLUMNS = (
 
 async def status(config: StatusConfig) -> None:
     """Print the table; raises Unavailable when no gateway answers."""
-    cluster = await fetch_cluster(config.url)
+    cluster = await fetch_cluster(config.url, config.api_key)
     console = Console()
     console.print(cluster_table(cluster, console.width))
 
 
-async def fetch_cluster(url: str) -> ClusterView:
+async def fetch_cluster(url: str, api_key: str = "") -> ClusterView:
     """Return the cluster behind the gateway at ``url``; raises Unavailable when it does not answer."""
+    headers = {"Authorization": f"Bearer {api_key.split()[0]}"} if api_key.strip() else {}
     try:
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=5.0) as client:
+        async with httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=5.0) as client:
             answer = await client.get("/v1/cluster")
             if answer.status_code != 200:
                 raise Unavailable(f"{url} answers: {error_message(answer)}")

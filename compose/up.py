@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import BatonError
+from common.errors import BatonError, ConfigError
 from compose.console import note
 from compose.first_of import first_of
 from compose.local_cluster import LocalCluster
@@ -22,11 +22,10 @@ async def up(config: UpConfig) -> None:
     """Run a cluster until SIGINT or SIGTERM; raises BatonError when it cannot be started."""
     port = config.port or free_port(config.host)
     check_port(config.host, port)
-    log_dir = config.log_dir or state_dir() / f"port-{port}"
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir = _make_folder((config.log_dir or state_dir() / f"port-{port}").absolute())
     failure: BatonError | None = None
     async with asyncio.TaskGroup() as group:
-        supervisor = Supervisor(log_dir.absolute(), group)
+        supervisor = Supervisor(log_dir, group)
         stop = _on_signals(supervisor.kill)
         cluster = LocalCluster(config, port, supervisor)
         try:
@@ -43,6 +42,14 @@ def state_dir() -> Path:
     """Return Baton's folder for what is worth keeping but can be lost, such as logs."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "baton"
+
+
+def _make_folder(log_dir: Path) -> Path:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {log_dir} cannot be made: {error.strerror}") from error
+    return log_dir
 
 
 def _on_signals(again: Callable[[], None]) -> asyncio.Event:

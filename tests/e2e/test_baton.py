@@ -55,6 +55,19 @@ def test_each_option_is_a_flag_and_a_variable(name: str, config_type: type[Any])
         assert variable(field.name) in said
 
 
+def test_the_command_loads_neither_torch_nor_a_model_library() -> None:
+    script = "import compose.cli, sys; print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+    ended = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[]\n"
+
+
+def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = baton("up", "--port", "0", "--log-dir", str(tmp_path / "file" / "logs"))
+    assert ended.returncode == 2
+    assert "--log-dir" in ended.stderr
+
+
 def test_a_port_in_use_is_said_before_anything_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -94,3 +94,16 @@ async def test_another_server_is_recognised(body: bytes) -> None:
     async with answering("200 OK", body) as url:
         with pytest.raises(Unavailable, match="not a Baton gateway"):
             await fetch_cluster(url)
+
+
+async def test_the_first_key_is_sent() -> None:
+    heads: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        with pytest.raises(Unavailable):
+            await fetch_cluster(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "first second")
+    assert b"\r\nauthorization: bearer first\r\n" in heads[0].lower()
