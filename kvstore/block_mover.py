@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
+
 Result = TypeVar("Result")
 
 
@@ -18,6 +20,11 @@ class BlockMover:
 
     def __init__(self, *, in_thread: bool) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="block-mover") if in_thread else None
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> "BlockMover":
+        """Return the mover that suits blocks on ``device``."""
+        return cls(in_thread=device.type != "cpu")
 
     async def run(self, copy: Callable[[], Result]) -> Result:
         """Return what ``copy`` returns. When this is cancelled, ``copy`` has ended or will never begin."""

@@ -63,6 +63,7 @@ class TransferClient:
         *,
         renew_s: float = RENEW_S,
         idle_s: float = IDLE_S,
+        mover: BlockMover | None = None,
     ) -> None:
         self.counters = ClientCounters()
         self.leases = LeaseKeeper(peers, renew_s)
@@ -73,7 +74,7 @@ class TransferClient:
         self._peers = peers
         self._idle_s = idle_s
         self._greeted: dict[str, Epoch] = {}
-        self._mover = BlockMover(in_thread=storage.device.type != "cpu")
+        self._mover = mover or BlockMover.for_device(storage.device)
 
     def expect(self, offer: Offer) -> None:
         """Keep the lease of an accepted offer alive although its pull begins later; :meth:`pull` does so too."""

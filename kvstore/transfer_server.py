@@ -44,6 +44,7 @@ class ServerCounters:
     """What a transfer server has done since its start."""
 
     opened: int = 0
+    hellos: int = 0
     pulls: int = 0
     frames_sent: int = 0
     bytes_sent: int = 0
@@ -75,6 +76,8 @@ class TransferServer:
         leases: LeaseTable,
         on_release: Callable[[TransferId, ReleaseReason], None],
         clock: Callable[[], float],
+        *,
+        mover: BlockMover | None = None,
     ) -> None:
         if storage.layout.block_bytes > MAX_BLOCK_BYTES:
             raise ConfigError(
@@ -89,7 +92,7 @@ class TransferServer:
         self._on_release = on_release
         self._clock = clock
         self._max_blocks = max(1, FRAME_BYTES // storage.layout.block_bytes)
-        self._mover = BlockMover(in_thread=storage.device.type != "cpu")
+        self._mover = mover or BlockMover.for_device(storage.device)
         self._transfers: dict[TransferId, Outgoing] = {}
         self._tombstones = Tombstones(TOMBSTONE_S, _MAX_TOMBSTONES)
 
@@ -138,6 +141,7 @@ class TransferServer:
     # ---- messages ----
 
     async def _hello(self, hello: Hello) -> HelloReply:
+        self.counters.hellos += 1
         try:
             require_same(self._identity, hello)
         except FingerprintMismatch:

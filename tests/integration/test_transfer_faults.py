@@ -1,10 +1,12 @@
 """Hand-overs that go wrong: the puller keeps a valid prefix, says why, and nothing else is touched."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
+import torch
 
 from common.errors import (
     BatonError,
@@ -20,6 +22,7 @@ from common.errors import (
 from common.ids import BlockId, Epoch, TransferId
 from common.messages import End, KvFrame, Pull
 from common.wire import decode_pull_item, encode_frame, encode_pull_item
+from kvstore.block_mover import BlockMover
 from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
 from kvstore.storage import KvStorage
@@ -27,6 +30,9 @@ from kvstore.transfer_client import TransferClient
 from tests.support.transfer import (
     BLOCK,
     FINGERPRINT,
+    LAYOUT,
+    NUM_BLOCKS,
+    PATIENCE_S,
     Destination,
     Script,
     blocks,
@@ -281,6 +287,14 @@ async def test_the_puller_checks_the_fingerprint_too():
         assert "differ in layout" in outcome.error.message
 
 
+async def test_a_pair_greets_once_in_a_life_of_the_source():
+    async with source() as origin, destination() as target:
+        for number in range(3):
+            origin.server.open(TransferId(str(number)), ALL).hand_over(handover(str(number), BLOCK))
+            assert (await target.pull(origin.offer(str(number)), 0, ALL)).error is None
+        assert origin.server.counters.hellos == 1
+
+
 async def test_other_pairs_go_on_beside_one_that_does_not_fit():
     other = msgspec.structs.replace(FINGERPRINT, model="other")
     async with source() as origin, destination() as target, destination(fingerprint=other) as stranger:
@@ -351,6 +365,78 @@ async def test_a_cancelled_pull_never_writes_to_a_block_that_was_reused():
         assert (await target.pull(make_offer("t", address), 0, blocks(60))).error is not None  # the wire still works
         assert target.storage.read(ALL) == theirs
         assert target.client.counters.frames_received == 1 + 1
+
+
+class SlowStorage(KvStorage):
+    """Blocks on a device that is slow to copy: reads and writes wait until they may end."""
+
+    def __init__(self) -> None:
+        super().__init__(LAYOUT, NUM_BLOCKS, torch.device("cpu"))
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def parts(self, block_ids: Sequence[BlockId]) -> list[memoryview]:
+        self.wait()
+        return super().parts(block_ids)
+
+    def write(self, block_ids: Sequence[BlockId], payload: memoryview) -> None:
+        self.wait()
+        super().write(block_ids, payload)
+
+    def wait(self) -> None:
+        self.begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+
+
+async def test_bytes_of_a_block_that_was_reused_while_they_were_read_are_not_sent():
+    storage = SlowStorage()
+    async with source(storage=storage, mover=BlockMover(in_thread=True)) as origin, destination() as target:
+        before = target.storage.read(ALL)
+        origin.server.open(ID, ALL).advance(FRAMES * BLOCK)
+        pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
+        await asyncio.to_thread(storage.begun.wait, PATIENCE_S)
+        origin.server.close(ID)  # from here on the blocks are somebody else's
+        storage.may_end.set()
+        outcome = await pulling
+        assert isinstance(outcome.error, UnknownTransfer)
+        assert outcome.num_tokens == 0
+        assert origin.server.counters.frames_sent == 0
+        assert target.storage.read(ALL) == before
+
+
+async def test_the_token_overtakes_a_block_that_is_slow_to_read():
+    storage = SlowStorage()
+    async with source(storage=storage, mover=BlockMover(in_thread=True)) as origin, destination() as target:
+        outgoing = origin.server.open(ID, ALL)
+        outgoing.advance(BLOCK)
+        frames_before_token: list[int] = []
+        pulling = asyncio.create_task(
+            target.pull(
+                origin.offer("t"), 0, ALL, lambda _: frames_before_token.append(target.client.counters.frames_received)
+            )
+        )
+        await asyncio.to_thread(storage.begun.wait, PATIENCE_S)
+        outgoing.hand_over(handover("t", FRAMES * BLOCK))
+        storage.may_end.set()
+        assert (await pulling).error is None
+        assert frames_before_token == [0]
+        assert target.storage.read(ALL) == origin.storage.read(ALL)
+
+
+async def test_a_pull_that_is_cancelled_in_mid_write_ends_when_the_write_has():
+    storage = SlowStorage()
+    async with source() as origin, destination(storage=storage, mover=BlockMover(in_thread=True)) as target:
+        origin.server.open(ID, ALL).hand_over(handover("t", FRAMES * BLOCK))
+        pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
+        await asyncio.to_thread(storage.begun.wait, PATIENCE_S)
+        pulling.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not pulling.done()  # so nobody reuses the blocks yet
+        storage.may_end.set()
+        await asyncio.wait([pulling])
+        assert pulling.cancelled()
+        assert storage.read(ALL) == origin.storage.read(ALL)
 
 
 @pytest.mark.parametrize("num_turns", range(0, 60, 3))

@@ -14,6 +14,7 @@ from common.model.spec import LayerSpec
 from common.rpc import Handlers, RpcServer
 from common.sampling import FinishReason
 from common.services import HELLO, PULL
+from kvstore.block_mover import BlockMover
 from kvstore.layout import KvLayout
 from kvstore.lease import LeaseTable
 from kvstore.outgoing import ReleaseReason
@@ -93,9 +94,11 @@ async def source(
     epoch: Epoch = SOURCE_EPOCH,
     fingerprint: Fingerprint = FINGERPRINT,
     port: int = 0,
+    storage: KvStorage | None = None,
+    mover: BlockMover | None = None,
 ) -> AsyncIterator[Source]:
     """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it."""
-    clock, leases, storage = Clock(), LeaseTable(lease_s), new_storage(layout)
+    clock, leases, storage = Clock(), LeaseTable(lease_s), storage or new_storage(layout)
     released: list[tuple[TransferId, ReleaseReason]] = []
     server = TransferServer(
         storage,
@@ -104,6 +107,7 @@ async def source(
         leases,
         lambda transfer_id, reason: released.append((transfer_id, reason)),
         clock,
+        mover=mover,
     )
     rpc = RpcServer("127.0.0.1", port, server.handlers(), TOKEN)
     await rpc.start()
@@ -152,11 +156,13 @@ async def destination(
     idle_s: float = 30.0,
     layout: KvLayout = LAYOUT,
     fingerprint: Fingerprint = FINGERPRINT,
+    storage: KvStorage | None = None,
+    mover: BlockMover | None = None,
 ) -> AsyncIterator[Destination]:
     """Pull into new blocks, with the client's background work running."""
-    peers, storage = PeerSet(TOKEN), new_storage(layout)
+    peers, storage = PeerSet(TOKEN), storage or new_storage(layout)
     client = TransferClient(
-        storage, BLOCK, identity("d0", Epoch(2), fingerprint), peers, renew_s=renew_s, idle_s=idle_s
+        storage, BLOCK, identity("d0", Epoch(2), fingerprint), peers, renew_s=renew_s, idle_s=idle_s, mover=mover
     )
     running = asyncio.create_task(client.run())
     try:

@@ -187,6 +187,36 @@ def test_a_truncated_fork_leaves_the_others_block_alone(pool: BlockPool):
     pool.check_integrity([table.block_ids, twin.block_ids])
 
 
+def test_blocks_after_a_truncation_are_published_anew(pool: BlockPool):
+    table = computed(pool, list(range(12)))
+    table.truncate(4)
+    new = [*range(4), *range(50, 58)]
+    table.grow(12)
+    table.publish(new, 12)
+    assert pool.match(chain_hashes(ROOT, new, BLOCK)) == 3
+
+
+def test_a_published_block_that_is_written_again_is_published_again(pool: BlockPool):
+    token_ids = list(range(8))
+    table = computed(pool, token_ids)
+    assert table.copy_on_write(5) is None
+    assert pool.match(chain_hashes(ROOT, token_ids, BLOCK)) == 1
+    table.publish(token_ids, 8)
+    assert pool.match(chain_hashes(ROOT, token_ids, BLOCK)) == 2
+
+
+def test_forks_that_part_ways_have_hashes_of_their_own(pool: BlockPool):
+    table = computed(pool, list(range(6)))
+    twin = table.fork()
+    endings = {table: [*range(6), 60, 61], twin: [*range(6), 70, 71]}
+    for each, token_ids in endings.items():
+        each.copy_on_write(6)
+        each.publish(token_ids, 8)
+    for each, token_ids in endings.items():
+        hashes = chain_hashes(ROOT, token_ids, BLOCK)
+        assert [pool.block_hash(block_id) for block_id in each.block_ids] == hashes
+
+
 @pytest.mark.parametrize(("num_tokens", "num_kept"), [(0, 0), (1, 1), (4, 1), (5, 2), (9, 3), (50, 3)])
 def test_truncation_releases_the_blocks_past_the_end(pool: BlockPool, num_tokens: int, num_kept: int):
     table = computed(pool, list(range(9)))

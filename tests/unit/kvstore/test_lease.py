@@ -69,6 +69,9 @@ def test_a_clock_that_steps_back_shortens_nothing():
     leases.grant(B, [], now=50)
     assert leases.expired(129) == []
     assert leases.expired(130) == [A, B]
+    leases.release(A, None)
+    assert leases.expired(129) == []
+    assert leases.expired(130) == [B]
 
 
 class LeaseMachine(RuleBasedStateMachine):

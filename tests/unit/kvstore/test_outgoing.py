@@ -61,7 +61,7 @@ def test_the_partly_filled_last_block_goes_once_the_prompt_is_done():
 
 def test_a_puller_that_has_every_token_waits_for_the_handover_only():
     outgoing = new_outgoing()
-    outgoing.advance(8)
+    outgoing.advance(12)
     assert outgoing.next_span(10, 2) is None
     assert not outgoing.is_served(10)
     outgoing.hand_over(handover(10))
