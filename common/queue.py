@@ -2,8 +2,10 @@
 
 An entry stays pending until the prompt has been handed over, so a queue's length is the work that its worker still
 owes. Keys carry the epoch: what was queued for a dead life of a worker is never taken up by the next. Streams expire.
+Every function is bounded in time and raises one of RedisUnavailable when Redis does not do its part.
 """
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import Redis
@@ -11,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from common.ids import Epoch, WorkerId
 from common.messages import Prefill
+from common.redis_client import CALL_TIMEOUT_S
 from common.wire import decode, encode
 
 GROUP = "prefill"
@@ -24,18 +27,20 @@ def stream_key(worker_id: WorkerId, epoch: Epoch) -> str:
 
 
 async def push(redis: Redis, worker_id: WorkerId, epoch: Epoch, task: Prefill) -> None:
-    """Append ``task``; raises redis.RedisError when Redis cannot take it."""
+    """Append ``task``."""
     key = stream_key(worker_id, epoch)
     pipe = redis.pipeline(transaction=False)
     pipe.xadd(key, {_FIELD: encode(task)})
     pipe.expire(key, _TTL_S)
-    await pipe.execute()
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await pipe.execute()
 
 
 async def create(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
     """Make the worker's queue and its group; safe to call again, as after a flush."""
     try:
-        await redis.xgroup_create(stream_key(worker_id, epoch), GROUP, id="0", mkstream=True)
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            await redis.xgroup_create(stream_key(worker_id, epoch), GROUP, id="0", mkstream=True)
     except ResponseError as error:
         if "BUSYGROUP" not in str(error):
             raise
@@ -46,10 +51,11 @@ async def take(
 ) -> list[tuple[bytes, Prefill]]:
     """Wait up to ``block_s`` for up to ``count`` entries; return (entry id, task) for each.
 
-    Raises redis.RedisError, with NOGROUP when the stream was flushed: then call :func:`create` again.
+    Raises ResponseError with NOGROUP when the stream was flushed: then call :func:`create` again.
     """
     key = stream_key(worker_id, epoch)
-    reply: Any = await redis.xreadgroup(GROUP, worker_id, {key: ">"}, count=count, block=int(block_s * 1000))
+    async with asyncio.timeout(block_s + CALL_TIMEOUT_S):
+        reply: Any = await redis.xreadgroup(GROUP, worker_id, {key: ">"}, count=count, block=int(block_s * 1000))
     entries = reply[0][1] if reply else []
     return [(entry_id, decode(fields[_FIELD], Prefill)) for entry_id, fields in entries]
 
@@ -61,9 +67,11 @@ async def acknowledge(redis: Redis, worker_id: WorkerId, epoch: Epoch, entry_ids
     pipe.xack(key, GROUP, *entry_ids)
     pipe.xdel(key, *entry_ids)
     pipe.expire(key, _TTL_S)
-    await pipe.execute()
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await pipe.execute()
 
 
 async def delete(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
     """Remove the queue of a life that ends."""
-    await redis.delete(stream_key(worker_id, epoch))
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await redis.delete(stream_key(worker_id, epoch))

@@ -1,9 +1,11 @@
 """Who is in the cluster: one record a worker in Redis, with a time to live that its heartbeat renews.
 
 ``baton:worker:{id}`` holds the msgpack of a WorkerRecord. A worker that dies is gone after ``RECORD_TTL_S``. Redis away
-means no news, not no cluster: a reader keeps its last view and lets its own connections say who is alive.
+means no news, not no cluster: a reader keeps its last view and lets its own connections say who is alive. Every
+function is bounded in time and raises one of RedisUnavailable when Redis does not do its part.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -12,6 +14,7 @@ from redis.asyncio import Redis
 from common.errors import InvalidRequest
 from common.ids import WorkerId
 from common.messages import WorkerRecord
+from common.redis_client import CALL_TIMEOUT_S
 from common.wire import decode, encode
 
 log = logging.getLogger(__name__)
@@ -26,19 +29,22 @@ _PREFIX = "baton:worker:"
 
 
 async def publish(redis: Redis, record: WorkerRecord) -> None:
-    """Write ``record`` and renew its time to live; raises redis.RedisError."""
-    await redis.set(_PREFIX + record.worker_id, encode(record), px=int(RECORD_TTL_S * 1000))
+    """Write ``record`` and renew its time to live."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await redis.set(_PREFIX + record.worker_id, encode(record), px=int(RECORD_TTL_S * 1000))
 
 
 async def withdraw(redis: Redis, worker_id: WorkerId) -> None:
-    """Remove a worker's record at the end of an orderly shutdown; raises redis.RedisError."""
-    await redis.delete(_PREFIX + worker_id)
+    """Remove a worker's record at the end of an orderly shutdown."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await redis.delete(_PREFIX + worker_id)
 
 
 async def members(redis: Redis) -> list[WorkerRecord]:
-    """Return all live records, by worker id; logs and leaves out what it cannot read. Raises redis.RedisError."""
-    keys = sorted([key async for key in redis.scan_iter(match=_PREFIX + "*", count=500)])
-    values: Any = await redis.mget(keys) if keys else []
+    """Return all live records, by worker id; logs and leaves out what it cannot read."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        keys = sorted([key async for key in redis.scan_iter(match=_PREFIX + "*", count=500)])
+        values: Any = await redis.mget(keys) if keys else []
     records: list[WorkerRecord] = []
     for key, value in zip(keys, values, strict=True):
         if value is None:  # expired between the two calls

@@ -45,7 +45,7 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -203,15 +203,17 @@ class RpcClient:
 
 
 class Duplex:
-    """One bidirectional stream, seen from the client."""
+    """One bidirectional stream, seen from the client. Any number of tasks may send."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
 
     async def send(self, message: msgspec.Struct) -> None:
         """Write one message; raises Unavailable when the stream has ended."""
         try:
-            await self._call.write(message)
+            async with self._writing:
+                await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise Unavailable("the stream to the worker has ended") from error
 

@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from common import queue
 from common.ids import Epoch, WorkerId
 from common.messages import Prefill
+from common.redis_client import RedisUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Intake:
                     healthy = True
                 await self._acknowledge()
                 await self._read()
-            except (RedisError, OSError) as error:
+            except RedisUnavailable as error:
                 if healthy and not _is_flushed(error):
                     log.warning("the prefill queue cannot be read: %s", error)
                 healthy = False
@@ -77,7 +78,7 @@ class Intake:
         """Remove the queue; what is left in it was given to others by the gateways."""
         try:
             await queue.delete(self._redis, self._worker_id, self._epoch)
-        except (RedisError, OSError) as error:
+        except RedisUnavailable as error:
             log.warning("the queue was not removed, it will expire: %s", error)
 
     async def _read(self) -> None:

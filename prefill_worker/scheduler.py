@@ -70,7 +70,7 @@ class PrefillScheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed, cached prefixes of waiting prompts included."""
-        sequences = [item.sequence for item in (*self._waiting, *self._admitted)]
+        sequences = [item.sequence for item in self._waiting] + [item.sequence for item in self._admitted]
         return sum(sequence.num_remaining_tokens for sequence in sequences)
 
     def add(self, sequence: Sequence) -> None:

@@ -30,7 +30,7 @@ class ModelRunner:
         self._device = loaded.spec.device
         self._caches = tuple(layers)
         self._block_size = block_size
-        self._kernels = choose_kernels(self._device, kernels)
+        self.kernels = choose_kernels(self._device, kernels)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
@@ -42,7 +42,7 @@ class ModelRunner:
             block_tables=self._tensor(step.block_tables),
             slot_mapping=self._tensor(step.slot_mapping),
         )
-        with attending(PagedStep(self._kernels, self._attention, self._caches, rows, positions)):
+        with attending(PagedStep(self.kernels, self._attention, self._caches, rows, positions)):
             output = self._module(
                 input_ids=self._tensor(step.token_ids)[None],
                 position_ids=positions[None],

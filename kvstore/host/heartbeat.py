@@ -6,9 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from redis.exceptions import RedisError
-
 from common.messages import Role, WorkerRecord, WorkerState
+from common.redis_client import RedisUnavailable
 from common.registry import HEARTBEAT_S, publish, withdraw
 from kvstore.block_pool import IntegrityError
 from kvstore.host.engine import Engine
@@ -40,9 +39,8 @@ class Heartbeat:
         record = self.record()
         self._check_when_idle(record)
         try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                await publish(self._parts.redis, record)
-        except (RedisError, OSError, TimeoutError) as error:
+            await publish(self._parts.redis, record)
+        except RedisUnavailable as error:
             if self._redis_is_up:
                 log.warning("Redis cannot be reached, serving goes on without it: %s", error)
             self._redis_is_up = False
@@ -54,9 +52,8 @@ class Heartbeat:
     async def withdraw(self) -> None:
         """Take the record away at the end of an orderly shutdown."""
         try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                await withdraw(self._parts.redis, self._parts.worker_id)
-        except (RedisError, OSError, TimeoutError) as error:
+            await withdraw(self._parts.redis, self._parts.worker_id)
+        except RedisUnavailable as error:
             log.warning("the record was not withdrawn, it will expire: %s", error)
 
     def record(self) -> WorkerRecord:

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from common.ids import WorkerId, new_epoch
 from common.logs import configure
 from common.messages import HelloReply, Role, SlotCounts, WorkerState
+from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
 from kvstore.host.config import WorkerConfig
 from kvstore.host.engine import Engine, create_engine
@@ -60,7 +61,7 @@ class Host:
         """Serve until :meth:`stop`; raises ConfigError or UnsupportedModel when it cannot begin."""
         config = self._config
         server = RpcServer(config.host, config.port, Handlers({}, {}, {}), config.cluster_token)
-        redis = Redis.from_url(config.redis, socket_connect_timeout=1.0, socket_timeout=5.0)
+        redis = connect(config.redis)
         peers = PeerSet(config.cluster_token)
         compute = ComputeThread()
         try:

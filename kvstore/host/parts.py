@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from redis.asyncio import Redis
 
-from common.ids import Epoch, WorkerId
+from common.ids import BlockHash, Epoch, WorkerId
 from common.messages import Fingerprint
 from common.model.load import load_model
 from common.model.runner import ModelRunner
@@ -65,7 +65,7 @@ class Parts:
 
 
 @lru_cache(maxsize=1024)
-def _root(worker: Fingerprint, cache_salt: str) -> bytes:
+def _root(worker: Fingerprint, cache_salt: str) -> BlockHash:
     return root_hash(worker, cache_salt)
 
 

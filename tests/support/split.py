@@ -93,7 +93,8 @@ class Split:
                 return answer
             answer.accepted_cached = reply.cached_tokens
             await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt)
-            await self._collect(inbox, answer, leave_after)
+            num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
+            await self._collect(inbox, answer, leave_after, num_before)
             if leave_after is not None:
                 await self._stream.send(Abort(request_id))
         return answer
@@ -129,13 +130,15 @@ class Split:
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
 
-    async def _collect(self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None) -> None:
+    async def _collect(
+        self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None, num_before: int
+    ) -> None:
         while leave_after is None or len(answer.token_ids) < leave_after:
             message: Started | SequenceOutput = await inbox.get()
             if isinstance(message, Started):
                 answer.started_cached = message.cached_tokens
                 continue
-            assert message.output_index == len(answer.token_ids) or message.error
+            assert message.output_index == num_before + len(answer.token_ids) or message.error
             answer.token_ids += message.token_ids
             answer.finish = message.finish
             answer.error = message.error.type if message.error else None
