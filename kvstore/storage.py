@@ -67,6 +67,7 @@ class KvStorage:
             return
         index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
         self._bytes.index_copy_(0, index, torch.from_numpy(source.copy()).to(self.device))
+        torch.cuda.current_stream(self.device).synchronize()  # in place, whatever stream reads it next
 
     def copy(self, src: BlockId, dst: BlockId) -> None:
         """Copy the bytes of one block to another."""

@@ -7,12 +7,14 @@ Knows nothing of pools and sequences.
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
+from typing import Any
 
 from common.errors import BatonError, CorruptFrame, DeadlineExceeded, StaleEpoch, Unavailable
-from common.ids import BlockId, Epoch
+from common.ids import BlockId, Epoch, TransferId
 from common.messages import End, Handover, Hello, HelloReply, KvFrame, Offer, Pull
 from common.rpc import RpcClient
 from common.services import HELLO, PULL
@@ -51,6 +53,28 @@ class ClientCounters:
     """Streams that were cut because something in them was wrong or missing."""
 
 
+class _Running:
+    """One pull that runs in the current task."""
+
+    __slots__ = ("_task", "stopped")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] = task
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Interrupt what the pull waits for, once."""
+        if not self.stopped:
+            self.stopped = True
+            self._task.cancel()
+
+    def is_task_cancelled(self) -> bool:
+        """Say, after an interruption, whether somebody cancelled the whole task; forgets our own :meth:`stop`."""
+        return (self._task.uncancel() if self.stopped else self._task.cancelling()) > 0
+
+
 class TransferClient:
     """All pulls of one worker. Owned by its host; used on the event loop while :meth:`run` does."""
 
@@ -74,6 +98,8 @@ class TransferClient:
         self._peers = peers
         self._idle_s = idle_s
         self._greeted: dict[str, Epoch] = {}
+        self._running: defaultdict[TransferId, list[_Running]] = defaultdict(list)
+        self._stopped: set[TransferId] = set()
         self._mover = mover or BlockMover.for_device(storage.device)
 
     def expect(self, offer: Offer) -> None:
@@ -82,11 +108,22 @@ class TransferClient:
 
     def done(self, offer: Offer) -> None:
         """Tell the source, soon and with others, that the transfer was received. Safe to call again."""
+        self._stopped.discard(offer.transfer_id)
         self.leases.done(offer)
 
     def cancel(self, offer: Offer, reason: str) -> None:
         """Tell the source, soon and with others, to drop the transfer. Safe in any state and to call again."""
+        self._stopped.discard(offer.transfer_id)
         self.leases.cancel(offer, reason)
+
+    def stop(self, offer: Offer) -> None:
+        """End the offer's pull: it soon returns what it has so far, with Unavailable as its error.
+
+        A pull that begins only after this returns at once. The offer stays until :meth:`done` or :meth:`cancel`.
+        """
+        self._stopped.add(offer.transfer_id)
+        for running in self._running.get(offer.transfer_id, ()):
+            running.stop()
 
     async def wait_told(self) -> None:
         """Wait until every ``done`` and ``cancel`` so far was delivered or given up; for a shutdown."""
@@ -115,19 +152,32 @@ class TransferClient:
             offer.transfer_id, have_tokens, block_ids, self._block_size, self._storage.layout.block_bytes
         )
         try:
-            await self._receive(offer, incoming, on_handover)
+            with self._stoppable(offer.transfer_id):
+                await self._receive(offer, incoming, on_handover)
         except BatonError as error:
-            return self._failed(incoming, error)
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            return self._failed(incoming, Unavailable("the connection to the source of the blocks was closed"))
+            self.counters.pulls_failed += 1
+            self.counters.corrupt_frames += isinstance(error, CorruptFrame)
+            return PullOutcome(incoming.num_tokens, incoming.handover, error)
         return PullOutcome(incoming.num_tokens, incoming.handover, None)
 
-    def _failed(self, incoming: Incoming, error: BatonError) -> PullOutcome:
-        self.counters.pulls_failed += 1
-        self.counters.corrupt_frames += isinstance(error, CorruptFrame)
-        return PullOutcome(incoming.num_tokens, incoming.handover, error)
+    @contextmanager
+    def _stoppable(self, transfer_id: TransferId) -> Iterator[None]:
+        """Turn what cancels the calls inside, but not their task, into an error: :meth:`stop`, or a closed channel."""
+        if transfer_id in self._stopped:
+            raise Unavailable("the pull was stopped")
+        running = _Running()
+        self._running[transfer_id].append(running)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if running.is_task_cancelled():
+                raise
+            reason = "the pull was stopped" if running.stopped else "the connection to the blocks' source was closed"
+            raise Unavailable(reason) from None
+        finally:
+            self._running[transfer_id].remove(running)
+            if not self._running[transfer_id]:
+                del self._running[transfer_id]
 
     async def _receive(self, offer: Offer, incoming: Incoming, on_handover: Callable[[Handover], None]) -> None:
         request = Pull(offer.transfer_id, offer.epoch, incoming.num_tokens)
@@ -173,9 +223,3 @@ class TransferClient:
 
     def _check_and_write(self, frame: KvFrame, incoming: Incoming) -> None:
         self._storage.write(incoming.check_frame(frame), memoryview(frame.payload))
-
-
-def _is_cancelled() -> bool:
-    """Say whether this task is being cancelled, unlike a call that gRPC cancelled because its channel closed."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -367,6 +367,46 @@ async def test_a_cancelled_pull_never_writes_to_a_block_that_was_reused():
         assert target.client.counters.frames_received == 1 + 1
 
 
+async def test_a_stopped_pull_returns_its_valid_prefix():
+    async with source() as origin, destination() as target:
+        outgoing = origin.server.open(ID, ALL)
+        outgoing.advance(2 * BLOCK)
+        before = target.storage.read(ALL)
+        pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
+        await until(lambda: target.client.counters.frames_received == 1)
+        target.client.stop(origin.offer("t"))
+        target.client.stop(origin.offer("t"))  # again changes nothing
+        target.client.cancel(origin.offer("t"), "computed here")
+        outcome = await pulling
+        assert isinstance(outcome.error, Unavailable)
+        assert outcome.num_tokens == 2 * BLOCK
+        assert_prefix(target, origin.storage, before, 2)
+        await target.told()
+        assert origin.released == [(ID, ReleaseReason.CANCELLED)]
+
+
+async def test_a_pull_that_was_stopped_before_it_began_returns_at_once():
+    async with source() as origin, destination() as target:
+        origin.server.open(ID, ALL).hand_over(handover("t", FRAMES * BLOCK))
+        pulling = asyncio.create_task(target.pull(origin.offer("t"), BLOCK, ALL))
+        target.client.stop(origin.offer("t"))
+        outcome = await pulling
+        assert isinstance(outcome.error, Unavailable)
+        assert outcome.num_tokens == BLOCK
+        assert origin.server.counters.pulls == 0
+
+
+async def test_a_pull_that_is_stopped_and_cancelled_is_cancelled():
+    async with source() as origin, destination() as target:
+        origin.server.open(ID, ALL)
+        pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
+        await until(lambda: origin.server.counters.pulls == 1)
+        target.client.stop(origin.offer("t"))
+        pulling.cancel()
+        await asyncio.wait([pulling])
+        assert pulling.cancelled()
+
+
 class SlowStorage(KvStorage):
     """Blocks on a device that is slow to copy: reads and writes wait until they may end."""
 
