@@ -46,6 +46,12 @@ async def create(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
             raise
 
 
+async def pending(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> list[tuple[bytes, Prefill]]:
+    """Return what was taken and is not acknowledged, so that an answer that got lost is read again."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        return _entries(await redis.xreadgroup(GROUP, worker_id, {stream_key(worker_id, epoch): "0"}))
+
+
 async def take(
     redis: Redis, worker_id: WorkerId, epoch: Epoch, *, count: int, block_s: float
 ) -> list[tuple[bytes, Prefill]]:
@@ -55,9 +61,7 @@ async def take(
     """
     key = stream_key(worker_id, epoch)
     async with asyncio.timeout(block_s + CALL_TIMEOUT_S):
-        reply: Any = await redis.xreadgroup(GROUP, worker_id, {key: ">"}, count=count, block=int(block_s * 1000))
-    entries = reply[0][1] if reply else []
-    return [(entry_id, decode(fields[_FIELD], Prefill)) for entry_id, fields in entries]
+        return _entries(await redis.xreadgroup(GROUP, worker_id, {key: ">"}, count=count, block=int(block_s * 1000)))
 
 
 async def acknowledge(redis: Redis, worker_id: WorkerId, epoch: Epoch, entry_ids: list[bytes]) -> None:
@@ -75,3 +79,7 @@ async def delete(redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
     """Remove the queue of a life that ends."""
     async with asyncio.timeout(CALL_TIMEOUT_S):
         await redis.delete(stream_key(worker_id, epoch))
+
+
+def _entries(reply: Any) -> list[tuple[bytes, Prefill]]:
+    return [(entry_id, decode(fields[_FIELD], Prefill)) for entry_id, fields in (reply[0][1] if reply else [])]

@@ -63,8 +63,7 @@ class Intake:
         while True:
             try:
                 if not healthy:
-                    await queue.create(self._redis, self._worker_id, self._epoch)
-                    log.info("reading the prefill queue")
+                    await self._begin()
                     healthy = True
                 await self._acknowledge()
                 await self._read()
@@ -80,6 +79,13 @@ class Intake:
             await queue.delete(self._redis, self._worker_id, self._epoch)
         except RedisUnavailable as error:
             log.warning("the queue was not removed, it will expire: %s", error)
+
+    async def _begin(self) -> None:
+        await queue.create(self._redis, self._worker_id, self._epoch)
+        for entry_id, task in await queue.pending(self._redis, self._worker_id, self._epoch):
+            if entry_id not in self._finished:  # the read that brought it may have failed on the way back
+                self._accept(entry_id, task)
+        log.info("reading the prefill queue")
 
     async def _read(self) -> None:
         count = 0 if self._closed else min(self._room(), MAX_READ)

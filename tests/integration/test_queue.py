@@ -67,3 +67,13 @@ async def test_a_flush_is_told_and_the_queue_can_be_made_again(redis: Redis):
     await queue.create(redis, WORKER, EPOCH)
     await queue.push(redis, WORKER, EPOCH, task(6))
     assert [entry for _, entry in await take(redis)] == [task(6)]
+
+
+async def test_what_was_taken_and_not_acknowledged_is_found_again(redis: Redis):
+    await queue.create(redis, WORKER, EPOCH)
+    for number in (1, 2):
+        await queue.push(redis, WORKER, EPOCH, task(number))
+    taken = await take(redis)
+    assert await queue.pending(redis, WORKER, EPOCH) == taken
+    await queue.acknowledge(redis, WORKER, EPOCH, [taken[0][0]])
+    assert await queue.pending(redis, WORKER, EPOCH) == taken[1:]
