@@ -26,6 +26,7 @@ _ONE = np.float32(1)
 _TWO = np.float32(2)
 _LOWEST = np.float32(-3.0e38)
 _LINE_BYTES = 64
+_FLOAT_BYTES = 4
 
 
 @compiled
@@ -120,76 +121,94 @@ def attend_rows(
 @compiled
 def _score(scores, width, queries, group, k, wide, stride, offset, dim, block_size, table, first, stop):
     """Write ``query . key`` of each query head of the group and each key from ``first`` to ``stop``."""
-    whole = dim // LANES * LANES
     for block in range(first // block_size, -(-stop // block_size)):
         base = np.int64(table[block]) * stride + offset
         if (block + 1) * block_size < stop:
             _prefetch(k, np.int64(table[block + 1]) * stride + offset, block_size * dim)
         low = max(first - block * block_size, 0)
         high = min(stop - block * block_size, block_size)
-        _widen(wide, k, base, block_size * dim)
-        for member in range(group):
-            query, target = member * dim, member * width + block * block_size
-            key = low
-            while key + 4 <= high:
-                place = key * dim
-                a = b = c = d = splat(_ZERO)
-                for lane in range(0, whole, LANES):
-                    part = load(queries, query + lane)
-                    a = fma(part, load(wide, place + lane), a)
-                    b = fma(part, load(wide, place + dim + lane), b)
-                    c = fma(part, load(wide, place + 2 * dim + lane), c)
-                    d = fma(part, load(wide, place + 3 * dim + lane), d)
-                store_lane_sums(scores, target + key, _ONE, a, b, c, d)
-                key += 4
-            while key < high:
-                a = splat(_ZERO)
-                for lane in range(0, whole, LANES):
-                    a = fma(load(queries, query + lane), load(wide, key * dim + lane), a)
-                scores[target + key] = lane_sum(a)
-                key += 1
-            for key in range(low, high):
-                for rest in range(whole, dim):
-                    scores[target + key] += queries[query + rest] * wide[key * dim + rest]
+        if k.itemsize == _FLOAT_BYTES:
+            _score_block(scores, block * block_size, width, queries, group, k, base, dim, low, high)
+        else:
+            _widen(wide, k, base, block_size * dim)
+            _score_block(scores, block * block_size, width, queries, group, wide, 0, dim, low, high)
+
+
+@compiled
+def _score_block(scores, position, width, queries, group, keys, base, dim, low, high):
+    """Write the scores of keys ``low`` to ``high`` of the block that begins at ``position``, four keys at a time."""
+    whole = dim // LANES * LANES
+    for member in range(group):
+        query, target = member * dim, member * width + position
+        key = low
+        while key + 4 <= high:
+            place = base + key * dim
+            a = b = c = d = splat(_ZERO)
+            for lane in range(0, whole, LANES):
+                part = load(queries, query + lane)
+                a = fma(part, load(keys, place + lane), a)
+                b = fma(part, load(keys, place + dim + lane), b)
+                c = fma(part, load(keys, place + 2 * dim + lane), c)
+                d = fma(part, load(keys, place + 3 * dim + lane), d)
+            store_lane_sums(scores, target + key, a, b, c, d)
+            key += 4
+        while key < high:
+            a = splat(_ZERO)
+            for lane in range(0, whole, LANES):
+                a = fma(load(queries, query + lane), load(keys, base + key * dim + lane), a)
+            scores[target + key] = lane_sum(a)
+            key += 1
+        for key in range(low, high):
+            for rest in range(whole, dim):
+                scores[target + key] += queries[query + rest] * load_one(keys, base + key * dim + rest)
 
 
 @compiled
 def _weigh(sums, weights, width, group, v, wide, stride, offset, dim, block_size, table, first, stop):
     """Add ``weight * value`` of each key from ``first`` to ``stop`` to the sums of each query head of the group."""
-    whole = dim // LANES * LANES
     for block in range(first // block_size, -(-stop // block_size)):
         base = np.int64(table[block]) * stride + offset
         if (block + 1) * block_size < stop:
             _prefetch(v, np.int64(table[block + 1]) * stride + offset, block_size * dim)
         low = max(first - block * block_size, 0)
         high = min(stop - block * block_size, block_size)
-        _widen(wide, v, base, block_size * dim)
-        for member in range(group):
-            source, target = member * width + block * block_size, member * dim
-            lane = 0
-            while lane + 4 * LANES <= whole:
-                a, b = load(sums, target + lane), load(sums, target + lane + LANES)
-                c, d = load(sums, target + lane + 2 * LANES), load(sums, target + lane + 3 * LANES)
-                for key in range(low, high):
-                    weight, place = splat(weights[source + key]), key * dim + lane
-                    a = fma(weight, load(wide, place), a)
-                    b = fma(weight, load(wide, place + LANES), b)
-                    c = fma(weight, load(wide, place + 2 * LANES), c)
-                    d = fma(weight, load(wide, place + 3 * LANES), d)
-                store(sums, target + lane, a)
-                store(sums, target + lane + LANES, b)
-                store(sums, target + lane + 2 * LANES, c)
-                store(sums, target + lane + 3 * LANES, d)
-                lane += 4 * LANES
-            while lane + LANES <= whole:
-                a = load(sums, target + lane)
-                for key in range(low, high):
-                    a = fma(splat(weights[source + key]), load(wide, key * dim + lane), a)
-                store(sums, target + lane, a)
-                lane += LANES
-            for rest in range(whole, dim):
-                for key in range(low, high):
-                    sums[target + rest] += weights[source + key] * wide[key * dim + rest]
+        if v.itemsize == _FLOAT_BYTES:
+            _weigh_block(sums, weights, block * block_size, width, group, v, base, dim, low, high)
+        else:
+            _widen(wide, v, base, block_size * dim)
+            _weigh_block(sums, weights, block * block_size, width, group, wide, 0, dim, low, high)
+
+
+@compiled
+def _weigh_block(sums, weights, position, width, group, values, base, dim, low, high):
+    """Add the weighted values of keys ``low`` to ``high`` of the block that begins at ``position``."""
+    whole = dim // LANES * LANES
+    for member in range(group):
+        source, target = member * width + position, member * dim
+        lane = 0
+        while lane + 4 * LANES <= whole:
+            a, b = load(sums, target + lane), load(sums, target + lane + LANES)
+            c, d = load(sums, target + lane + 2 * LANES), load(sums, target + lane + 3 * LANES)
+            for key in range(low, high):
+                weight, place = splat(load_one(weights, source + key)), base + key * dim + lane
+                a = fma(weight, load(values, place), a)
+                b = fma(weight, load(values, place + LANES), b)
+                c = fma(weight, load(values, place + 2 * LANES), c)
+                d = fma(weight, load(values, place + 3 * LANES), d)
+            store(sums, target + lane, a)
+            store(sums, target + lane + LANES, b)
+            store(sums, target + lane + 2 * LANES, c)
+            store(sums, target + lane + 3 * LANES, d)
+            lane += 4 * LANES
+        while lane + LANES <= whole:
+            a = load(sums, target + lane)
+            for key in range(low, high):
+                a = fma(splat(load_one(weights, source + key)), load(values, base + key * dim + lane), a)
+            store(sums, target + lane, a)
+            lane += LANES
+        for rest in range(whole, dim):
+            for key in range(low, high):
+                sums[target + rest] += load_one(weights, source + key) * load_one(values, base + key * dim + rest)
 
 
 @compiled
