@@ -67,6 +67,7 @@ class LeaseKeeper:
         self._awaited: dict[TransferId, Offer] = {}
         self._farewells: dict[_Source, _Farewells] = {}
         self._telling: set[_Source] = set()
+        self._renewing: set[_Source] = set()
         self._wake = asyncio.Event()
         self._all_told = asyncio.Event()
         self._all_told.set()
@@ -113,15 +114,16 @@ class LeaseKeeper:
             by_source: defaultdict[_Source, list[TransferId]] = defaultdict(list)
             for offer in self._awaited.values():
                 by_source[_Source(offer.address, offer.epoch)].append(offer.transfer_id)
-            for source, transfer_ids in by_source.items():
-                group.create_task(self._renew(source, tuple(transfer_ids)))
+            for source in by_source.keys() - self._renewing:  # one at a time, however slow the answer
+                self._renewing.add(source)
+                group.create_task(self._renew(source, tuple(by_source[source])))
             await self._peers.close_idle()
 
     async def _renew(self, source: _Source, transfer_ids: tuple[TransferId, ...]) -> None:
         message = Renew(source.epoch, transfer_ids)
         try:
             with self._peers.use(source.address) as client:
-                reply: RenewReply = await client.call(RENEW, message, min(CALL_TIMEOUT_S, self._renew_s))
+                reply: RenewReply = await client.call(RENEW, message, CALL_TIMEOUT_S)
         except StaleEpoch:
             self._lose(transfer_ids)
         except BatonError as error:
@@ -130,6 +132,8 @@ class LeaseKeeper:
         else:
             self.counters.renewals += 1
             self._lose(reply.unknown)
+        finally:
+            self._renewing.remove(source)
 
     def _lose(self, transfer_ids: tuple[TransferId, ...]) -> None:
         for transfer_id in transfer_ids:

@@ -19,3 +19,13 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client of an empty Redis."""
     async with Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_event_loop(anyio_backend: object) -> AsyncIterator[None]:
+    """Keep the loop of the first test open until the last has ended.
+
+    gRPC's threads wake the loop that a call was made on, at times after the call has ended. A loop for each test
+    would be closed by then; a process has one loop for its life, and so have these tests.
+    """
+    yield
