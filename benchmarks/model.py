@@ -3,8 +3,8 @@
     python -m benchmarks.model MODEL [--dtype float32 bfloat16] [--threads 1] [--kernels auto eager] [--context 512]
 
 MODEL is a directory or a hub name. Prefill computes one prompt in one step; decode adds a token to each of a batch of
-sequences that begin at ``--context`` tokens, and samples greedily. Each figure is the best of several runs. The share is
-what attention and cache writes take of the step.
+sequences that begin at ``--context`` tokens, and samples greedily. Each figure is the best of several runs.
+The share is what attention and cache writes take of the step.
 """
 
 import argparse

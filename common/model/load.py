@@ -3,6 +3,7 @@
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -86,9 +87,11 @@ def _refuse(config: PretrainedConfig) -> None:
 
 def _weights(source: str, config: PretrainedConfig, dtype: torch.dtype | str, device: torch.device) -> PreTrainedModel:
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
+    placement: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype, **placement)
+        module = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, attn_implementation="eager", **placement
+        )
     except OSError as error:
         raise ConfigError(f"the weights of --model {source!r} cannot be read: {error}") from error
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Compares, at load, what the paged path computes with what transformers computes without it.
 
-A few tokens are run with the model's own attention, then on paged KV, cut in two and packed beside another sequence.
+A few tokens are run with the model's own plain attention, then on paged KV, cut in two and packed beside another sequence.
 The logits must agree. That refuses a model whose result depends on something that does not live in the KV blocks (a
 recurrent state, a convolution over neighbours, positions counted in the row), instead of serving wrong tokens.
 """
@@ -20,6 +20,9 @@ from kernels.layer_kv import LayerKV
 _BLOCK_SIZE = 4
 _LENGTH = 7
 _CUT = 3
+_LIMIT = 0.01
+_LIMIT_16_BITS = 0.15
+"""Mean difference over the logits' deviation. Rounding alone gives 0.03 for 30 layers in bfloat16, 1e-6 in float32."""
 
 
 @torch.inference_mode()
@@ -44,7 +47,7 @@ def check_paged(loaded: LoadedModel, expected: Tensor) -> None:
     for rows in steps:
         logits = runner.forward(build_step(rows, _BLOCK_SIZE))
     error = float((logits - expected).abs().mean() / expected.std())
-    limit = 1e-2 if loaded.spec.dtype == torch.float32 else 0.25
+    limit = _LIMIT if loaded.spec.dtype == torch.float32 else _LIMIT_16_BITS
     if not error <= limit:
         raise UnsupportedModel(
             f"{type(loaded.module).__name__} gives other logits on paged KV than by itself "

@@ -159,7 +159,7 @@ def test_position_biases_are_refused_by_name(model_type: str, name: str, tmp_pat
 
 def test_a_falcon_with_position_biases_is_refused(tmp_path: Path):
     save(tmp_path, "falcon", hidden_size=32, num_hidden_layers=2, num_attention_heads=2, alibi=True)
-    with pytest.raises(UnsupportedModel, match="^falcon uses ALiBi"):
+    with pytest.raises(UnsupportedModel, match=r"^falcon uses ALiBi"):
         load(tmp_path)
 
 
