@@ -1,8 +1,8 @@
 """Compares, at load, what the paged path computes with what transformers computes without it.
 
-A few tokens are run with the model's own plain attention, then on paged KV, cut in two and packed beside another sequence.
-The logits must agree. That refuses a model whose result depends on something that does not live in the KV blocks (a
-recurrent state, a convolution over neighbours, positions counted in the row), instead of serving wrong tokens.
+A few tokens are run with the model's own plain attention, then on paged KV, cut in two and packed beside another
+sequence. The logits must agree. That refuses a model whose result depends on something that does not live in the KV
+blocks (a recurrent state, a convolution over neighbours, positions counted in the row), instead of serving wrong tokens.
 """
 
 from collections.abc import Sequence
