@@ -1,7 +1,7 @@
 """From logits to token ids: temperature, top-k, top-p, one uniform number, inverse CDF.
 
-A token depends on its own row, parameters, seed, sample index and position alone. So weights are float64 on the CPU,
-summed row by row in the order of token ids, whatever else is in the batch.
+A token depends on its own row, parameters, seed, sample index and position alone. So each row is worked on by itself,
+in float64 on the CPU; a row of 50,000 logits then also stays in the cache, where a whole batch does not.
 
 Kept are the ``top_k`` most likely tokens, and of these the smallest set, most likely first, that holds ``top_p`` of
 their weight; a token as likely as the last one kept is kept too. The chosen token is the first whose running sum
@@ -17,8 +17,9 @@ from torch import Tensor
 from common.errors import InternalError
 from common.sampling import SamplingParams, uniform
 
-_HEAD = 512
-"""Most likely tokens that are looked at before a whole row is sorted."""
+_BUCKETS_A_NAT = 32
+_NUM_BUCKETS = 64 * _BUCKETS_A_NAT
+"""Weights are put into buckets by their logarithm, to find where top-p cuts without sorting them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,51 +47,44 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     if not bool(torch.isfinite(best).all()):
         raise InternalError("the model's logits are not finite")
     chosen: list[int] = token_ids.tolist()
-    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if random:
-        picked = _sample_random(logits[random].cpu(), best[random].cpu(), [rows[index] for index in random])
-        for index, token_id in zip(random, picked, strict=True):
-            chosen[index] = token_id
+    for index, row in enumerate(rows):
+        if row.params.temperature > 0:
+            chosen[index] = _draw(logits[index].double().cpu(), row)
     return chosen
 
 
-def _sample_random(logits: Tensor, best: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Sample ``logits [R, vocab]``, whose row maxima are ``best [R]``, at temperatures above 0."""
-    temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64)
-    weights = ((logits.double() - best.double()[:, None]) / temperatures[:, None]).exp_()  # [R, vocab], largest 1
-    for index, row in enumerate(rows):
-        floor = _least_kept(weights[index], row.params)
-        if floor > 0:
-            weights[index].masked_fill_(weights[index] < floor, 0.0)
-    running = weights.cumsum(dim=-1)
-    totals = running[:, -1:]
-    numbers = torch.tensor(
-        [[uniform(row.params.seed, row.sample_index, row.position)] for row in rows], dtype=torch.float64
-    )
-    targets = torch.minimum(numbers * totals, torch.nextafter(totals, torch.zeros_like(totals)))
-    token_ids: list[int] = torch.searchsorted(running, targets, right=True)[:, 0].tolist()
-    return token_ids
+def _draw(logits: Tensor, row: SampleRow) -> int:
+    """Return the token for ``logits [vocab]`` float64, which are overwritten, at a temperature above 0."""
+    params = row.params
+    scaled = logits.sub_(logits.max()).div_(params.temperature)  # [vocab], largest 0
+    weights = scaled.exp()
+    if 0 < params.top_k < weights.shape[0]:
+        weights = _keep_from(weights, weights.topk(params.top_k).values[-1])
+    if params.top_p < 1:
+        weights = _keep_from(weights, _nucleus_floor(weights, scaled, params.top_p))
+    running = weights.cumsum(0)
+    total = running[-1]
+    target = uniform(params.seed, row.sample_index, row.position) * total
+    below = torch.nextafter(total, torch.zeros_like(total))  # in case that the product was rounded up
+    return int(torch.searchsorted(running, torch.minimum(target, below), right=True))
 
 
-def _least_kept(weights: Tensor, params: SamplingParams) -> float:
-    """Return the smallest weight of ``weights [vocab]`` that top-k and top-p keep; 0 keeps everything."""
-    vocab = weights.shape[0]
-    top_k = params.top_k if 0 < params.top_k < vocab else 0
-    if not top_k and params.top_p >= 1:
-        return 0.0
-    head = min(vocab, max(_HEAD, top_k))
-    ordered = weights.topk(head).values  # descending
-    floor = float(ordered[top_k - 1]) if top_k else 0.0
-    if params.top_p >= 1:
-        return floor
-    total = float(torch.where(weights >= floor, weights, 0.0).cumsum(0)[-1])
-    nucleus = _nucleus_floor(ordered, params.top_p * total)
-    if nucleus is None:
-        nucleus = _nucleus_floor(weights.sort(descending=True).values, params.top_p * total)
-    return max(floor, nucleus or 0.0)
+def _keep_from(weights: Tensor, floor: Tensor) -> Tensor:
+    """Return ``weights [vocab]`` with those below ``floor`` set to 0."""
+    return torch.where(weights >= floor, weights, 0.0)
 
 
-def _nucleus_floor(ordered: Tensor, mass: float) -> float | None:
-    """Return the weight at which the running sum of ``ordered`` reaches ``mass``, or None when it does not."""
-    reached = int(torch.searchsorted(ordered.cumsum(0), mass))
-    return float(ordered[reached]) if reached < ordered.shape[0] else None
+def _nucleus_floor(weights: Tensor, scaled: Tensor, top_p: float) -> Tensor:
+    """Return the least weight among the largest that together hold ``top_p`` of ``weights [vocab]``.
+
+    ``scaled [vocab]`` are the weights' logarithms. Whole buckets are summed first; only the one in which the sum
+    reaches its goal is sorted.
+    """
+    buckets = (scaled * -_BUCKETS_A_NAT).clamp_(max=_NUM_BUCKETS - 1).long()  # largest weights in bucket 0
+    running = torch.bincount(buckets, weights=weights, minlength=_NUM_BUCKETS).cumsum(0)
+    goal = running[-1] * top_p
+    crossing = torch.searchsorted(running, goal)
+    inside = weights[buckets == crossing].sort(descending=True).values
+    before = running[crossing - 1] if crossing > 0 else 0.0
+    reached = torch.searchsorted(inside.cumsum(0) + before, goal)
+    return inside[reached.clamp(max=inside.shape[0] - 1)]

@@ -2,7 +2,7 @@
 
 A few tokens are run with the model's own plain attention, then on paged KV, cut in two and packed beside another
 sequence. The logits must agree. That refuses a model whose result depends on something that does not live in the KV
-blocks (a recurrent state, a convolution over neighbours, positions counted in the row), instead of serving wrong tokens.
+blocks (a recurrent state, a convolution over neighbours, positions counted in the row), and serves no wrong tokens.
 """
 
 from collections.abc import Sequence
