@@ -28,4 +28,4 @@ async def one_event_loop(anyio_backend: object) -> AsyncIterator[None]:
     gRPC's threads wake the loop that a call was made on, at times after the call has ended. A loop for each test
     would be closed by then; a process has one loop for its life, and so have these tests.
     """
-    yield
+    yield  # noqa: PT022 - only a generator keeps the loop until the session ends
