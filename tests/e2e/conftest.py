@@ -8,8 +8,8 @@ import pytest
 from compose import smollm2
 from tests.support.cluster import Cluster, running_cluster
 
-POOL = ("--kv-memory", "256MiB", "--max-model-len", "4096")
-"""About 5,800 tokens of SmolLM2 in float32 a worker, so that several clusters fit in a small machine's memory."""
+POOL = ("--kv-memory", "256MiB", "--max-model-len", "4096", "--threads", "1")
+"""About 5,800 tokens of SmolLM2 in float32 a worker, and no thread that waits for another on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def own_cluster(model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster for one test, which may do to it what it likes."""
-    with running_cluster(tmp_path / "own", *POOL) as running:
+def own_cluster(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster for one test, which may do to it what it likes; parametrise it indirectly with further options."""
+    with running_cluster(tmp_path / "own", *POOL, *getattr(request, "param", ())) as running:
         yield running
