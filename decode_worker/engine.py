@@ -37,9 +37,9 @@ from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
 from kvstore.host.parts import Parts
 from kvstore.host.stepper import Computed
+from kvstore.outgoing import ReleaseReason
 from kvstore.sequence import Sequence
 from kvstore.transfer_client import PullOutcome
-from kvstore.transfer_server import ReleaseReason
 
 log = logging.getLogger(__name__)
 
@@ -217,8 +217,8 @@ class DecodeEngine:
         self._compute_here(request)
 
     def _compute_here(self, request: _Request) -> None:
-        if request.pull is not None:
-            request.pull.cancel()  # what was pulled so far is kept, see _pull_ended
+        if request.pull is not None and request.offer is not None:
+            self._parts.puller.stop(request.offer)  # what was pulled so far is kept, see _pull_ended
             return
         if request.offer is not None:
             self._parts.puller.cancel(request.offer, "computed by the decode worker")
@@ -257,14 +257,11 @@ class DecodeEngine:
         request.pull = self._group.create_task(self._pull(request, request.offer, have_tokens, block_ids))
 
     async def _pull(self, request: _Request, offer: Offer, have_tokens: int, block_ids: tuple[BlockId, ...]) -> None:
-        outcome = PullOutcome(have_tokens, None, Unavailable("the pull was stopped"))
-        try:
-            outcome = await self._parts.puller.pull(
-                offer, have_tokens, block_ids, lambda handover: self._handed_over(request, handover)
-            )
-        finally:  # also when cancelled: nothing writes to the blocks any more
-            self._counters["pulled_tokens"] += outcome.num_tokens - have_tokens
-            self._pull_ended(request, offer, outcome)
+        outcome = await self._parts.puller.pull(
+            offer, have_tokens, block_ids, lambda handover: self._handed_over(request, handover)
+        )
+        self._counters["pulled_tokens"] += outcome.num_tokens - have_tokens
+        self._pull_ended(request, offer, outcome)
 
     def _handed_over(self, request: _Request, handover: Handover) -> None:
         if not request.gone and request.sequence.num_tokens == handover.num_tokens:
@@ -370,8 +367,8 @@ class DecodeEngine:
         del self._requests[request.request_id]
         self._scheduler.retire(request.sequence)
         if request.pull is not None:
-            if not finished:  # a finished one ends by itself: the peer sends nothing after the last token
-                request.pull.cancel()
+            if not finished and request.offer is not None:  # a finished one ends by itself with the last token
+                self._parts.puller.stop(request.offer)
                 request.quarantined = request.sequence.table.quarantine()
         else:
             if request.offer is not None:

@@ -20,9 +20,7 @@ from common.wire import MAX_FRAME_BYTES, encode_frame, encode_pull_item
 from kvstore.block_mover import BlockMover
 from kvstore.fingerprint import require_same
 from kvstore.lease import LeaseTable
-from kvstore.outgoing import FrameSpan, fresh
-from kvstore.outgoing import Outgoing as Outgoing
-from kvstore.outgoing import ReleaseReason as ReleaseReason
+from kvstore.outgoing import FrameSpan, Outgoing, ReleaseReason, fresh
 from kvstore.storage import KvStorage
 from kvstore.tombstones import Tombstones
 

@@ -20,8 +20,8 @@ from common.services import OFFER
 from kvstore.block_table import BlockTable
 from kvstore.host.parts import Parts
 from kvstore.host.stepper import Computed
+from kvstore.outgoing import Outgoing, ReleaseReason
 from kvstore.sequence import Sequence
-from kvstore.transfer_server import Outgoing, ReleaseReason
 from prefill_worker.intake import Intake
 from prefill_worker.scheduler import PrefillScheduler, PrefillStep
 

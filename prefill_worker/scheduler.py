@@ -1,9 +1,10 @@
 """Chunked prefill: which tokens of which prompts one step computes.
 
 Prompts are taken in order of arrival and cut into chunks under a token budget; what is left of the budget goes to the
-next prompt, so short ones are packed into one step (Sarathi-Serve, section 4). A prompt gets all its blocks when it is
-admitted, so admitted prompts never wait for each other. One that does not fit may be passed by later ones, a bounded
-number of times. A prompt whose prefix an admitted one is computing waits for it instead of computing it twice.
+next prompt, so short ones are packed into one step (Sarathi-Serve, section 4). A prompt is admitted with its first
+chunk and gets all its blocks then, so admitted prompts never wait for each other. One that does not fit may be passed
+by later ones, a bounded number of times. A prompt whose prefix an admitted one is computing waits for it instead of
+computing it twice.
 
 Pure: knows no clock, no model and no transfer. A finished sequence keeps its table; the lease's owner releases it.
 """
@@ -37,7 +38,7 @@ class _Admitted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One decision: ``chunks`` are computed together; ``admitted`` got their blocks and cached prefix just now."""
+    """One decision: ``chunks`` are computed together; ``admitted`` got their blocks just now and have their first."""
 
     chunks: tuple[Chunk, ...]
     admitted: tuple[Sequence, ...]
@@ -87,16 +88,15 @@ class PrefillScheduler:
         self._admitted = [item for item in self._admitted if item.sequence is not sequence]
 
     def schedule(self) -> PrefillStep:
-        """Admit what fits, then cut the next chunks."""
-        admitted = self._admit()
+        """Cut the next chunks of what is admitted, then admit what fits into the rest of the budget.
+
+        So a prompt takes blocks only when its first chunk is computed, and has a chunk in every step from then on.
+        """
         chunks: list[Chunk] = []
         budget = self._token_budget
         for item in self._admitted:
-            num_tokens = min(budget, item.sequence.num_remaining_tokens)
-            if num_tokens == 0:
-                break
-            chunks.append(Chunk(item.sequence, num_tokens))
-            budget -= num_tokens
+            budget = _cut(item.sequence, budget, chunks)
+        admitted = self._admit(budget, chunks)
         return PrefillStep(tuple(chunks), tuple(admitted))
 
     def computed(self, chunk: Chunk) -> None:
@@ -107,17 +107,18 @@ class PrefillScheduler:
         if sequence.num_remaining_tokens == 0:
             self.remove(sequence)
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self, budget: int, chunks: list[Chunk]) -> list[Sequence]:
         admitted: list[Sequence] = []
         passed: list[_Waiting] = []
         for item in list(self._waiting):
-            if len(self._admitted) >= self._max_num_seqs:
+            if budget == 0 or len(self._admitted) >= self._max_num_seqs:
                 break
             if self._prefix_is_being_computed(item.sequence):
                 continue
             if self._take_blocks(item.sequence):
-                admitted.append(item.sequence)
                 self._waiting.remove(item)
+                admitted.append(item.sequence)
+                budget = _cut(item.sequence, budget, chunks)
                 for blocked in passed:
                     blocked.num_bypassed += 1
             else:
@@ -145,3 +146,11 @@ class PrefillScheduler:
         self._admitted.append(_Admitted(sequence, computing))
         self._computing.update(computing)
         return True
+
+
+def _cut(sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
+    """Append the next chunk of ``sequence`` to ``chunks``, if the budget allows one; return what is left of it."""
+    num_tokens = min(budget, sequence.num_remaining_tokens)
+    if num_tokens:
+        chunks.append(Chunk(sequence, num_tokens))
+    return budget - num_tokens

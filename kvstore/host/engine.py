@@ -13,7 +13,7 @@ from common.messages import Role, SlotCounts, WorkerLoad
 from common.rpc import Handlers
 from kvstore.block_table import BlockTable
 from kvstore.host.parts import Parts
-from kvstore.transfer_server import ReleaseReason
+from kvstore.outgoing import ReleaseReason
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from common.messages import Role, WorkerRecord, WorkerState
 from common.redis_client import RedisUnavailable
@@ -63,6 +64,12 @@ class Heartbeat:
             "integrity_failures": self._num_integrity_failures,
             "evictions": model.pool.num_evictions,
         }
+        for name, counts in (
+            ("lend", parts.transfers.counters),
+            ("pull", parts.puller.counters),
+            ("lease", parts.puller.leases.counters),
+        ):
+            counters |= {f"{name}_{key}": value for key, value in asdict(counts).items()}
         return WorkerRecord(
             worker_id=parts.worker_id,
             role=self._role,

@@ -32,7 +32,7 @@ from kvstore.host.config import WorkerConfig
 from kvstore.host.host import Host
 
 TOKEN = "test-token"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @dataclass

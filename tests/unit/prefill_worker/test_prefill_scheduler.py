@@ -58,6 +58,14 @@ def test_a_prompt_takes_exactly_the_blocks_that_it_covers(length: int):
     assert len(sequence.table.block_ids) == -(-length // BLOCK)
 
 
+def test_a_prompt_takes_no_blocks_before_its_first_chunk():
+    pool, scheduler = make(token_budget=16)
+    _, second = add(pool, scheduler, 20, 20)
+    assert len(run_step(scheduler)) == 1
+    assert len(second.table.block_ids) == 0
+    assert [sequence for sequence, _, _ in run_step(scheduler)][1] is second
+
+
 def test_identical_prompts_in_one_tick_are_computed_once():
     pool, scheduler = make(token_budget=64)
     sequences = [new_sequence(pool, unique_tokens(41)) for _ in range(16)]
