@@ -10,11 +10,6 @@ _BITS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float
 """How each dtype is shown to the kernels; NumPy has no bfloat16."""
 
 
-def supported(dtype: torch.dtype) -> bool:
-    """Say whether the compiled kernels take tensors of ``dtype``."""
-    return dtype in _BITS
-
-
 def flat(tensor: Tensor) -> NDArray[Any]:
     """Return the elements of a contiguous tensor."""
     return tensor.view(_BITS[tensor.dtype]).view(-1).numpy()
