@@ -72,7 +72,7 @@ async def complete(cluster: Cluster, token_ids: list[int], **options: Any) -> An
 async def test_greedy_tokens_equal_generate_cold_and_warm(routed: tuple[str, Cluster], reference: Reference) -> None:
     route, cluster = routed
     for length in LENGTHS:
-        tokens = prompt(length, ROUTES.index(route))
+        tokens = prompt(length, 0)
         expected = reference.greedy(tokens, NUM_TOKENS)
         for cached_tokens in (0, (length - 1) // BLOCK * BLOCK):
             answer = await complete(cluster, tokens)
