@@ -10,7 +10,9 @@ class Reference:
     """A model loaded by transformers alone. Answers are cached by prompt."""
 
     def __init__(self, model: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
         self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def greedy(self, token_ids: list[int], num_tokens: int) -> list[int]:
