@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from redis.asyncio import Redis
 
 from common.errors import ConfigError, Unavailable
@@ -125,6 +125,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
 def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
     limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
     cluster = Cluster(redis, model_name=config.model_name, token=config.cluster_token, limits=limits)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
     derived.register(WorkerMetrics(cluster.view))
