@@ -76,9 +76,14 @@ class Split:
         num_prompt_tokens: int | None = None,
         leave_after: int | None = None,
         salt: str = "",
+        plan_delay_s: float = 0.0,
         **sampling: Any,
     ) -> Answer:
-        """Serve one request; abort it after ``leave_after`` output tokens, if given."""
+        """Serve one request.
+
+        It is aborted after ``leave_after`` output tokens, if given; a remote plan is sent ``plan_delay_s`` after the
+        prompt was queued.
+        """
         request_id = new_request_id()
         inbox = self._inboxes[request_id] = asyncio.Queue()
         params = SamplingParams(**({"max_tokens": 8, "temperature": 0.0} | sampling))
@@ -92,7 +97,9 @@ class Split:
                 answer.error = reply.error.type
                 return answer
             answer.accepted_cached = reply.cached_tokens
-            await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt)
+            await self._plan(
+                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, plan_delay_s
+            )
             num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
             await self._collect(inbox, answer, leave_after, num_before)
             if leave_after is not None:
@@ -107,6 +114,7 @@ class Split:
         params: SamplingParams,
         kind: PlanKind,
         salt: str,
+        plan_delay_s: float,
     ) -> None:
         if kind is PlanKind.LOCAL:
             await self._stream.send(Plan(request_id, kind))
@@ -114,7 +122,8 @@ class Split:
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
         transfer_id = new_transfer_id()
-        await self._stream.send(Plan(request_id, kind, transfer_id))
+        if not plan_delay_s:
+            await self._stream.send(Plan(request_id, kind, transfer_id))
         target, decode = self.prefill.parts, self.decode.parts
         task = Prefill(
             request_id=request_id,
@@ -129,6 +138,9 @@ class Split:
             cache_salt=salt,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
+        if plan_delay_s:
+            await asyncio.sleep(plan_delay_s)
+            await self._stream.send(Plan(request_id, kind, transfer_id))
 
     async def _collect(
         self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None, num_before: int
