@@ -24,6 +24,7 @@ from common.messages import (
     Submit,
     Tokens,
 )
+from common.redis_client import connect
 from common.rpc import Duplex, RpcClient
 from common.sampling import FinishReason, SamplingParams
 from common.services import SESSION
@@ -186,7 +187,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
     defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_s": 5.0}
     config = WorkerConfig(model=model, redis=redis_url, cluster_token=TOKEN, **(defaults | options))
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
-    async with Redis.from_url(redis_url) as redis, asyncio.TaskGroup() as group:
+    async with connect(redis_url) as redis, asyncio.TaskGroup() as group:
         for host in (prefill, decode):
             await _started(host, group)
         assert decode.parts is not None
