@@ -329,6 +329,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since the step loop last turned while work exists; 0 when idle."""
 
 
+QUEUE_RESETS = "queue_resets"
+"""Counter of a prefill worker's record: how often its queue was gone, with all that it had not taken from it."""
+
+
 class WorkerRecord(Message, frozen=True):
     """What the registry holds of a worker, refreshed every second."""
 

@@ -7,7 +7,7 @@ runs on the event loop. Blocks that a running step or a pull may still write to 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
@@ -150,7 +150,7 @@ class DecodeEngine:
 
     # ---- gateways ----
 
-    async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncIterator[SessionDown]:
+    async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncGenerator[SessionDown, None]:
         """Serve one gateway until it goes; then whatever it had here is aborted."""
         outbox = Outbox()
         reader = asyncio.create_task(self._read(messages, outbox))

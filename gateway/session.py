@@ -122,7 +122,7 @@ class DecodeSession:
                     error = caught
                 except Exception:
                     log.exception("session with %s: fault", self.worker_id)
-                    error = InternalError("the session with the decode worker failed")
+                    error = Unavailable("the session with the decode worker failed")
                 self._went_down(error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

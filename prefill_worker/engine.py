@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from common.errors import BatonError, InternalError, InvalidRequest
 from common.ids import TransferId
-from common.messages import Handover, Offer, OfferReply, Prefill, SlotCounts, WorkerLoad
+from common.messages import QUEUE_RESETS, Handover, Offer, OfferReply, Prefill, SlotCounts, WorkerLoad
 from common.rpc import Handlers
 from common.sampling import finish_reason
 from common.services import OFFER
@@ -107,7 +107,10 @@ class PrefillEngine:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {"steps": self._stepper.meter.num_steps}
+        return self._counters | {
+            "steps": self._stepper.meter.num_steps,
+            QUEUE_RESETS: self._intake.num_resets,
+        }
 
     # ---- coming in ----
 

@@ -21,11 +21,15 @@ from kvstore.host.heartbeat import Heartbeat
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
+from kvstore.lease_keeper import RENEW_S
 from kvstore.peers import PeerSet
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
 
 log = logging.getLogger(__name__)
+
+RENEW_SHARE = 1 / 6
+"""Part of a lease's time after which it is renewed, so that several renewals may fail."""
 
 RPC_GRACE_S = 0.5
 """Calls that still run when everything else has ended get this long."""
@@ -87,7 +91,13 @@ class Host:
             lambda transfer_id, reason: self._engine.released(transfer_id, reason),
             loop.time,
         )
-        puller = TransferClient(model.storage, self._config.block_size, identity, peers)
+        puller = TransferClient(
+            model.storage,
+            self._config.block_size,
+            identity,
+            peers,
+            renew_s=min(RENEW_S, self._config.lease_s * RENEW_SHARE),
+        )
         return Parts(
             config=self._config,
             worker_id=identity.worker_id,
