@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from common.addresses import with_port
 from common.envelope import BEAT_S, SILENCE_S, StreamOpener, StreamSealer, seal, unseal, with_beats
 from common.errors import (
     BatonError,
@@ -88,12 +89,12 @@ class RpcServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._router = _Router(self._table(handlers))
         self._server.add_generic_rpc_handlers((self._router,))
-        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        self.port = self._server.add_insecure_port(with_port(host, port))
 
     @property
     def address(self) -> str:
         """``host:port`` that clients connect to."""
-        return f"{self._host}:{self.port}"
+        return with_port(self._host, self.port)
 
     async def start(self) -> None:
         """Begin to answer."""

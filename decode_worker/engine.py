@@ -22,6 +22,7 @@ from common.messages import (
     PlanKind,
     Refused,
     SequenceOutput,
+    SequenceReport,
     SessionDown,
     SessionUp,
     SlotCounts,
@@ -143,6 +144,19 @@ class DecodeEngine:
     def tables(self) -> Iterable[BlockTable]:
         """Return every table that holds blocks."""
         return [*(sequence.table for sequence in self._by_sequence), *self._stepper.leaving()]
+
+    def sequences(self) -> Iterable[SequenceReport]:
+        """Return every sequence with its stage; one that only waits for a pull to end is ``leaving``."""
+        return [
+            SequenceReport(
+                sequence.request_id,
+                "leaving" if request.gone else self._scheduler.stage(sequence).name.lower(),
+                sequence.num_tokens,
+                sequence.num_computed_tokens,
+                len(sequence.table.block_ids),
+            )
+            for sequence, request in self._by_sequence.items()
+        ]
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""

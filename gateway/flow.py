@@ -85,6 +85,7 @@ class Flow:
         *,
         arrived_at: float,
         deadline: float,
+        cache_salt: str,
         emit: Callable[[Piece], None],
     ) -> None:
         self.prompt = prompt
@@ -97,6 +98,7 @@ class Flow:
         self._text = text
         self._arrived_at = arrived_at
         self._deadline = deadline
+        self._cache_salt = cache_salt
         self._emit = emit
         self._name = new_request_id()
         self._output_ids: list[int] = []
@@ -222,7 +224,13 @@ class Flow:
     async def _try(self, attempt: Attempt) -> None:
         try:
             attempt.submit(
-                Submit(attempt.request_id, (*self.prompt, *self._output_ids), len(self.prompt), self._sampling)
+                Submit(
+                    attempt.request_id,
+                    (*self.prompt, *self._output_ids),
+                    len(self.prompt),
+                    self._sampling,
+                    self._cache_salt,
+                )
             )
             await attempt.wait_for(Stage.ACCEPTED, self._services.accept_timeout_s)
         except TimeoutError:
@@ -321,6 +329,7 @@ class Flow:
             decode_epoch=attempt.worker.record.epoch,
             decode_address=attempt.worker.record.address,
             remaining_s=self._deadline - asyncio.get_running_loop().time(),
+            cache_salt=self._cache_salt,
         )
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
