@@ -7,8 +7,11 @@ from common.messages import (
     Ack,
     Cancel,
     Done,
+    Drain,
     Hello,
     HelloReply,
+    Inspect,
+    KvReport,
     Offer,
     OfferReply,
     Pull,
@@ -34,6 +37,9 @@ RENEW = Method("/baton.Blocks/Renew", Renew, RenewReply)  # unary, control chann
 DONE = Method("/baton.Blocks/Done", Done, Ack)  # unary, control channel
 CANCEL = Method("/baton.Blocks/Cancel", Cancel, Ack)  # unary, control channel
 PULL = Method("/baton.Blocks/Pull", Pull, bytes)  # server stream of encoded PullItem, bulk channel
+
+DRAIN = Method("/baton.Worker/Drain", Drain, Ack)  # unary, control channel
+INSPECT = Method("/baton.Worker/Inspect", Inspect, KvReport)  # unary, control channel
 
 # Served by a decode worker.
 SESSION = Method("/baton.Decode/Session", SessionUp, SessionDown)  # bidirectional stream, one a gateway

@@ -5,12 +5,15 @@ no torch.
 """
 
 from importlib.metadata import version
+from typing import Annotated
 
-from cyclopts import App
+import uvloop
+from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
 from compose.console import result
+from compose.drain import DrainConfig, drain
 from compose.model_source import resolve_model
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
@@ -49,6 +52,17 @@ def _fetch_model(name: str = NAME, /) -> None:
     result(str(resolve_model(name)))
 
 
+def _drain(worker: str, /, *, config: Annotated[DrainConfig, Parameter(name="*")] | None = None) -> None:
+    """Let one worker take nothing new, finish or hand over what it has, and exit; `baton up` starts it again.
+
+    Parameters
+    ----------
+    worker
+        Its id, as `baton status` shows it.
+    """
+    uvloop.run(drain(worker, config or DrainConfig()))
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -62,6 +76,7 @@ def baton() -> App:
     app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
+    app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")
     return app

@@ -60,7 +60,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-Fields = TypeVar("Fields", bound=CommonFields)
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[Fields]) -> Fields:
