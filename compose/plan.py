@@ -81,6 +81,7 @@ def _gateway(config: UpConfig, site: Site, env: Mapping[str, str]) -> ChildSpec:
         redis=site.redis_url,
         cluster_token=site.cluster_token,
         prefill_expected=config.prefill > 0,
+        local_prefill_tokens=config.local_prefill_tokens,
     )
     return ChildSpec(
         "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_seconds + STOP_MARGIN_S

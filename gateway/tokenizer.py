@@ -77,6 +77,12 @@ class Tokenizer:
         self._check_length(sum(len(message.content) for message in messages), max_model_len, "messages")
         return await self._run(num_characters, lambda: self._encode_chat(template, messages))
 
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to write each of ``words``, at the beginning of a text and after a space, as tokens."""
+        forms = [form for word in words for form in (word, " " + word.lstrip(" "))]
+        encoded = [tuple(self._plain.encode(form, add_special_tokens=False).ids) for form in forms]
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+
     async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
         if num_characters <= INLINE_CHARACTERS:
             return work()

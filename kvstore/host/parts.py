@@ -72,6 +72,7 @@ def _root(worker: Fingerprint, cache_salt: str) -> BlockHash:
 def load_model_parts(config: WorkerConfig) -> ModelParts:
     """Load the model and make its pool; runs on the compute thread. Raises UnsupportedModel or ConfigError."""
     torch.set_num_threads(config.threads or torch.get_num_threads())
+    log.info("loading %s", config.model)
     loaded = load_model(
         config.model, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len or None
     )

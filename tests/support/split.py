@@ -24,6 +24,7 @@ from common.messages import (
     Submit,
     Tokens,
 )
+from common.redis_client import connect
 from common.rpc import Duplex, RpcClient
 from common.sampling import FinishReason, SamplingParams
 from common.services import SESSION
@@ -76,9 +77,14 @@ class Split:
         num_prompt_tokens: int | None = None,
         leave_after: int | None = None,
         salt: str = "",
+        plan_delay_s: float = 0.0,
         **sampling: Any,
     ) -> Answer:
-        """Serve one request; abort it after ``leave_after`` output tokens, if given."""
+        """Serve one request.
+
+        It is aborted after ``leave_after`` output tokens, if given; a remote plan is sent ``plan_delay_s`` after the
+        prompt was queued.
+        """
         request_id = new_request_id()
         inbox = self._inboxes[request_id] = asyncio.Queue()
         params = SamplingParams(**({"max_tokens": 8, "temperature": 0.0} | sampling))
@@ -92,7 +98,9 @@ class Split:
                 answer.error = reply.error.type
                 return answer
             answer.accepted_cached = reply.cached_tokens
-            await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt)
+            await self._plan(
+                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, plan_delay_s
+            )
             num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
             await self._collect(inbox, answer, leave_after, num_before)
             if leave_after is not None:
@@ -107,6 +115,7 @@ class Split:
         params: SamplingParams,
         kind: PlanKind,
         salt: str,
+        plan_delay_s: float,
     ) -> None:
         if kind is PlanKind.LOCAL:
             await self._stream.send(Plan(request_id, kind))
@@ -114,7 +123,8 @@ class Split:
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
         transfer_id = new_transfer_id()
-        await self._stream.send(Plan(request_id, kind, transfer_id))
+        if not plan_delay_s:
+            await self._stream.send(Plan(request_id, kind, transfer_id))
         target, decode = self.prefill.parts, self.decode.parts
         task = Prefill(
             request_id=request_id,
@@ -129,6 +139,9 @@ class Split:
             cache_salt=salt,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
+        if plan_delay_s:
+            await asyncio.sleep(plan_delay_s)
+            await self._stream.send(Plan(request_id, kind, transfer_id))
 
     async def _collect(
         self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None, num_before: int
@@ -174,7 +187,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
     defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_seconds": 5.0}
     config = WorkerConfig(model=model, redis=redis_url, cluster_token=TOKEN, **(defaults | options))
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
-    async with Redis.from_url(redis_url) as redis, asyncio.TaskGroup() as group:
+    async with connect(redis_url) as redis, asyncio.TaskGroup() as group:
         for host in (prefill, decode):
             await _started(host, group)
         assert decode.parts is not None
