@@ -172,13 +172,19 @@ class Cluster:
                 log.warning("Redis cannot be reached, serving goes on with the last view: %s", error)
             self._redis_is_up = False
         else:
+            self._polled_at = asyncio.get_running_loop().time()
             if not self._redis_is_up:
                 log.info("Redis answers")
+                self._excuse_absence()
             self._redis_is_up = True
-            self._polled_at = asyncio.get_running_loop().time()
             self._apply([record for record in records if self._is_ours(record)], group)
         self._leave_unfit()
         self._notify()
+
+    def _excuse_absence(self) -> None:
+        """Nobody could be seen while Redis was away, so who is not in it yet has only begun to be missing."""
+        for member in self._members.values():
+            member.seen_at = self._polled_at
 
     def _is_ours(self, record: WorkerRecord) -> bool:
         if record.model == self._model_name:
