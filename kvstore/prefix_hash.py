@@ -60,7 +60,7 @@ class PrefixHasher:
 
     def __init__(self, root: BlockHash, block_size: int) -> None:
         self.block_size = block_size
-        self._root = root
+        self.root = root
         self._hashes: list[BlockHash] = []
 
     def extend(self, token_ids: Sequence[int]) -> Sequence[BlockHash]:
@@ -72,7 +72,7 @@ class PrefixHasher:
         num_full = len(token_ids) // self.block_size
         num_known = len(self._hashes)
         if num_full > num_known:
-            parent = self._hashes[-1] if self._hashes else self._root
+            parent = self._hashes[-1] if self._hashes else self.root
             fresh = token_ids[num_known * self.block_size : num_full * self.block_size]
             self._hashes += chain_hashes(parent, fresh, self.block_size)
         return self._hashes if num_full >= num_known else self._hashes[:num_full]
@@ -83,6 +83,6 @@ class PrefixHasher:
 
     def fork(self) -> "PrefixHasher":
         """Return an independent hasher of the same tokens."""
-        twin = PrefixHasher(self._root, self.block_size)
+        twin = PrefixHasher(self.root, self.block_size)
         twin._hashes = self._hashes.copy()
         return twin

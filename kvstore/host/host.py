@@ -18,6 +18,7 @@ from common.rpc import Handlers, RpcServer
 from kvstore.host.config import WorkerConfig
 from kvstore.host.engine import Engine, create_engine
 from kvstore.host.heartbeat import Heartbeat
+from kvstore.host.index_publisher import IndexPublisher
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
@@ -105,8 +106,10 @@ class Host:
         self._engine: Engine = create_engine(self._role, parts)
         server.mount(parts.transfers.handlers().merged(self._engine.handlers()))
         heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
+        publisher = IndexPublisher(parts.redis, parts.worker_id, parts.epoch, parts.model.pool)
         async with asyncio.TaskGroup() as group:
             tasks = [
+                group.create_task(publisher.run()),
                 group.create_task(self._engine.run()),
                 group.create_task(parts.transfers.run()),
                 group.create_task(parts.puller.run()),
@@ -120,6 +123,7 @@ class Host:
             await self._drain(heartbeat, parts)
             for task in tasks:
                 task.cancel()
+        await publisher.withdraw()
         await heartbeat.withdraw()
 
     async def _drain(self, heartbeat: Heartbeat, parts: Parts) -> None:

@@ -20,6 +20,7 @@ from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.peers import PeerSet
 from kvstore.prefix_hash import PrefixHasher, root_hash
+from kvstore.retention import LeastRecentlyUsed
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
@@ -87,6 +88,6 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
         replace(spec, max_model_len=limit),
         runner,
         storage,
-        BlockPool(num_blocks, config.block_size),
+        BlockPool(num_blocks, config.block_size, LeastRecentlyUsed(int(num_blocks * config.tenant_cache_share))),
         fingerprint(spec, layout),
     )
