@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from common.errors import Unavailable
 from common.ids import Epoch, WorkerId, new_epoch
 from common.messages import Role, WorkerRecord, WorkerState
+from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.registry import members
 from gateway.router import ClusterView, RouterLimits, WorkerView, is_stale, is_stuck, usable
 from gateway.session import DecodeSession
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """The registry is read this often."""
-
-POLL_TIMEOUT_S = 2.0
-"""A read that takes longer counts as Redis being away."""
 
 Life = tuple[WorkerId, Epoch]
 """One life of one worker."""
@@ -165,9 +162,9 @@ class Cluster:
 
     async def _poll(self, group: asyncio.TaskGroup) -> None:
         try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 records = await members(self._redis)
-        except (RedisError, OSError, TimeoutError) as error:
+        except RedisUnavailable as error:
             if self._redis_is_up is not False:
                 log.warning("Redis cannot be reached, serving goes on with the last view: %s", error)
             self._redis_is_up = False

@@ -41,6 +41,8 @@ that a sentencepiece tokenizer would drop from the beginning of one."""
 def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
     """Return what makes detokenizers for the answers of one tokenizer."""
     decoder = json.loads(tokenizer.to_str()).get("decoder")
+    if decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
+        decoder = decoder["decoders"][0]
     special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     if decoder is not None and decoder["type"] == "ByteLevel":
         byte_pieces = _BytePieces(tokenizer, special)

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from common import queue
 from common.errors import BatonError, InternalError, Overloaded, TransferError, Unavailable
 from common.ids import RequestId, WorkerId, new_request_id, new_transfer_id
 from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
+from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.sampling import FinishReason, SamplingParams
 from gateway.attempt import Attempt, Stage
 from gateway.cluster import Cluster
@@ -29,9 +29,6 @@ from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_
 from gateway.text_stream import Piece, TextStream
 
 log = logging.getLogger(__name__)
-
-PUSH_TIMEOUT_S = 2.0
-"""A push to the queue that takes longer counts as Redis being away."""
 
 PATIENCE_S = 5.0
 PATIENCE_FACTOR = 4.0
@@ -313,9 +310,9 @@ class Flow:
             remaining_s=self._deadline - asyncio.get_running_loop().time(),
         )
         try:
-            async with asyncio.timeout(PUSH_TIMEOUT_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 await queue.push(self._services.redis, prefill.worker_id, prefill.record.epoch, task)
-        except (RedisError, OSError, TimeoutError) as error:
+        except RedisUnavailable as error:
             log.warning("%s: the prompt could not be queued: %s", attempt.request_id, error)
             return False
         return True

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from common.errors import ConfigError, Unavailable
+from common.redis_client import connect
 from gateway.admission import Admission
 from gateway.app import build_app
 from gateway.cluster import Cluster
@@ -41,8 +40,6 @@ CUT_MARGIN_S = 1.0
 
 KEEP_ALIVE_S = 75
 """An idle connection is kept this long."""
-
-REDIS_TIMEOUT_S = 2.0
 
 
 class GatewayServer:
@@ -67,17 +64,15 @@ class GatewayServer:
     async def run(self) -> None:
         """Serve until :meth:`stop`; raises ConfigError when the model's files cannot be used."""
         config = self._config
-        redis = _connect(config.redis)
         try:
-            files = await asyncio.to_thread(read_model_files, config.model)
-            tokenizer = await asyncio.to_thread(Tokenizer, files)
-            parts = _make_parts(config, redis, tokenizer)
-            _write_port(config.port_file, self.port)
-            await self._serve(parts)
-            tokenizer.close()
+            async with _connect(config.redis) as redis:
+                files = await asyncio.to_thread(read_model_files, config.model)
+                tokenizer = await asyncio.to_thread(Tokenizer, files)
+                _write_port(config.port_file, self.port)
+                await self._serve(_make_parts(config, redis, tokenizer))
+                tokenizer.close()
         finally:
             self._socket.close()
-            await redis.aclose()
         log.info("stopped")
 
     async def _serve(self, parts: Parts) -> None:
@@ -121,6 +116,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(parts.config.drain_s + CUT_MARGIN_S),
     )
@@ -129,6 +125,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
 def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
     limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
     cluster = Cluster(redis, model_name=config.model_name, token=config.cluster_token, limits=limits)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
     derived.register(WorkerMetrics(cluster.view))
@@ -156,14 +153,9 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
 
 def _connect(url: str) -> Redis:
     try:
-        return Redis.from_url(
-            url,
-            socket_connect_timeout=REDIS_TIMEOUT_S,
-            socket_timeout=REDIS_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),  # a push that is sent twice would be computed twice
-        )
+        return connect(url)
     except ValueError as error:
-        raise ConfigError(f"--redis {url!r} is not a URL of a Redis server: {error}") from error
+        raise ConfigError(f"--redis is not a URL of a Redis server: {error}") from error
 
 
 def _bind(host: str, port: int) -> socket.socket:

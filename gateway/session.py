@@ -123,6 +123,8 @@ class DecodeSession:
                 except Exception:
                     log.exception("session with %s: fault", self.worker_id)
                     error = InternalError("the session with the decode worker failed")
+                if self.is_up:
+                    log.warning("session with %s has ended: %s", self.worker_id, error.message)
                 self._went_down(error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -149,8 +151,6 @@ class DecodeSession:
             await asyncio.wait((writer,))
 
     def _went_down(self, error: BatonError) -> None:
-        if self.is_up:
-            log.warning("session with %s has ended: %s", self.worker_id, error.message)
         self.is_up = False
         for outgoing in self._outgoing:
             _finish(outgoing.written)

@@ -89,7 +89,6 @@ class EventStream(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.body = b""
         self.init_headers(sse.HEADERS | _route_headers(generation))
         self._generation = generation
         self._writer = writer

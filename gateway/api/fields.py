@@ -123,8 +123,11 @@ def sampling_params(
 ) -> SamplingParams:
     """Return how an answer to a prompt of ``num_prompt_tokens`` is sampled.
 
-    Raises ContextLengthExceeded when prompt and answer do not fit ``max_model_len``.
+    Raises InvalidRequest when the prompt has no token, and ContextLengthExceeded when prompt and answer do not fit
+    ``max_model_len``.
     """
+    if num_prompt_tokens < 1:
+        raise InvalidRequest("the prompt has no tokens", param=prompt_field(fields))
     room = max_model_len - num_prompt_tokens
     wanted = fields.token_limit()
     if room < 1:

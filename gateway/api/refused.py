@@ -19,6 +19,13 @@ _NULL = msgspec.Raw(b"null")
 # Each field with the values, besides null, that ask for nothing.
 _COMMON: dict[str, tuple[Any, ...]] = {
     "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "top_logprobs": (0,),
+    "tools": (),
+    "tool_choice": ("none",),
+    "functions": (),
+    "function_call": ("none",),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
@@ -76,17 +83,11 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 
 CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
     "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": (),
-    "tool_choice": ("none",),
-    "functions": (),
-    "function_call": ("none",),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "echo": (False,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
@@ -99,8 +100,6 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
 
 COMPLETIONS: dict[str, tuple[Any, ...]] = _COMMON | {
     "logprobs": (),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),

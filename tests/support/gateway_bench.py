@@ -33,6 +33,7 @@ class Bench:
     stack: AsyncExitStack
     tokenizer: Tokenizer = field(default_factory=byte_level)
     server: GatewayServer | None = None
+    decodes: list[StubDecode] = field(default_factory=list)
     client: httpx2.AsyncClient = field(init=False)
 
     # ---- parts ----
@@ -51,6 +52,7 @@ class Bench:
         stub = StubDecode(self.redis, script, name=name, cached_tokens=cached_tokens)
         await stub.start()
         self.stack.push_async_callback(stub.stop)
+        self.decodes.append(stub)
         return stub
 
     async def prefill(self, *decodes: StubDecode, **options: Any) -> StubPrefill:

@@ -45,6 +45,7 @@ TOKEN = "stub-cluster-token"
 MODEL = "stub-model"
 FINGERPRINT = Fingerprint("model", "tokenizer", "shape", "float32", "none", 16, "v1")
 BEAT_S = 0.2
+OFFER_WAIT_S = 2.0
 
 Script = Callable[[Submit], Sequence[int]]
 """The whole answer to a prompt, from its first output token on."""
@@ -164,20 +165,26 @@ class StubDecode:
 
     # ---- what a prefill worker tells ----
 
-    def offered(self, transfer_id: TransferId, cached_tokens: int) -> bool:
-        """Take an offer; return whether the transfer is expected."""
-        for sequence in self.sequences.values():
-            if sequence.transfer_id == transfer_id:
-                sequence.outbox.put_nowait(Started(sequence.submit.request_id, cached_tokens))
-                return True
-        return False
+    async def offered(self, transfer_id: TransferId, cached_tokens: int) -> bool:
+        """Take an offer, which may be ahead of its Plan; return whether the transfer is expected."""
+        try:
+            async with asyncio.timeout(OFFER_WAIT_S):
+                await self.wait_for(lambda stub: transfer_id in stub._expected())
+        except TimeoutError:
+            return False
+        sequence = self._expected()[transfer_id]
+        sequence.outbox.put_nowait(Started(sequence.submit.request_id, cached_tokens))
+        return True
 
     def handed_over(self, transfer_id: TransferId) -> None:
         """The first token and all blocks have come."""
-        for sequence in self.sequences.values():
-            if sequence.transfer_id == transfer_id:
-                sequence.is_running = True
-                self._notify()
+        sequence = self._expected().get(transfer_id)
+        if sequence is not None:
+            sequence.is_running = True
+            self._notify()
+
+    def _expected(self) -> dict[TransferId, _Sequence]:
+        return {one.transfer_id: one for one in self.sequences.values() if one.transfer_id is not None}
 
     # ---- gateways ----
 
@@ -325,11 +332,10 @@ class StubPrefill:
         while True:
             for entry_id, task in await queue.take(self.redis, worker_id, epoch, count=16, block_s=0.2):
                 self.tasks.append(task)
-                self._offer(task)
+                await self._offer(task)
                 await queue.acknowledge(self.redis, worker_id, epoch, [entry_id])
 
-    def _offer(self, task: Prefill) -> None:
-        for decode in self.decodes:
-            if decode.record.address == task.decode_address and decode.offered(task.transfer_id, self.cached_tokens):
-                if self.hands_over:
-                    decode.handed_over(task.transfer_id)
+    async def _offer(self, task: Prefill) -> None:
+        decode = next(decode for decode in self.decodes if decode.record.address == task.decode_address)
+        if await decode.offered(task.transfer_id, self.cached_tokens) and self.hands_over:
+            decode.handed_over(task.transfer_id)

@@ -5,9 +5,15 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
-from gateway.detokenizer import MAX_BYTE_RUN, REPLACEMENT, Detokenizer, detokenizer_factory
+from gateway.detokenizer import (
+    MAX_BYTE_RUN,
+    REPLACEMENT,
+    ByteLevelDetokenizer,
+    Detokenizer,
+    detokenizer_factory,
+)
 from tests.support import tiny_tokenizers
 
 BUILDERS: dict[str, Callable[[], Tokenizer]] = {
@@ -112,6 +118,12 @@ def test_a_long_run_of_byte_tokens_is_not_held_for_ever() -> None:
     assert text.startswith(early)
     assert len(early.encode()) > len(token_ids) - MAX_BYTE_RUN
     assert early + detokenizer.flush() == text
+
+
+def test_a_decoder_that_is_a_sequence_of_one_is_that_one() -> None:
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
+    assert isinstance(detokenizer_factory(tokenizer)(False), ByteLevelDetokenizer)
 
 
 def test_a_tokenizer_of_another_kind_is_decoded_in_a_window() -> None:

@@ -1,0 +1,317 @@
+"""Wrong input: 400 with the field's name, a small reply, and the next request works."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from common.errors import InvalidRequest
+from tests.support.gateway_bench import Bench
+
+pytestmark = pytest.mark.anyio
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+TEXT: dict[str, Any] = {"prompt": "x"}
+MAX_REPLY_BYTES = 1024
+
+BOTH = [
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": 2**70}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 10_000}, "max_completion_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": -(2**63) - 1}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": "x" * 5000}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"return_token_ids": "no"}, "return_token_ids"),
+    ({"model": 5}, "model"),
+    ({"n": 2}, "n"),
+    ({"n": 2**31}, "n"),
+    ({"n": 0}, "n"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": -1}, "frequency_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"min_tokens": 16}, "min_tokens"),
+    ({"stop_token_ids": [5]}, "stop_token_ids"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 100}}}, "response_format"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"guided_regex": "a"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"regex": "a+"}, "regex"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+    ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
+    ({"bootstrap_room": 5}, "bootstrap_room"),
+    ({"cache_salt": "a"}, "cache_salt"),
+    ({"priority": 5}, "priority"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"top_logprobs": "5"}, "top_logprobs"),
+]
+ONLY_CHAT = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "x"}, "messages"),
+    ({"messages": [5]}, "messages"),
+    ({"messages": [{"content": "x"}]}, "messages"),
+    ({"messages": [{"role": 5, "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": 5}] * 12_000}, "messages"),
+    ({"messages": [{"role": "user", "content": "x"}] * 12_000}, "messages"),
+    ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"tools": []}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"chat_template": "{{ x }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"modalities": ["audio"]}, "modalities"),
+]
+ONLY_TEXT = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**9]}, "prompt"),
+    ({"prompt": [2**70]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [[1], 2]}, "prompt"),
+    ({"prompt": [["a"]]}, "prompt"),
+    ({"prompt": [[1, 2], [3, -4]]}, "prompt"),
+    ({"prompt": [1] * 256}, "prompt"),
+    ({"prompt": ["x"] * 2000}, "prompt"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"echo": True}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+]
+
+
+def cases() -> list[Any]:
+    found = [(f"/v1/{path}", base | extra, param) for extra, param in BOTH for path, base in ENDPOINTS.items()]
+    found += [("/v1/chat/completions", CHAT | extra, param) for extra, param in ONLY_CHAT]
+    found += [("/v1/completions", TEXT | extra, param) for extra, param in ONLY_TEXT]
+    return found
+
+
+ENDPOINTS = {"chat/completions": CHAT, "completions": TEXT}
+
+
+async def test_each_wrong_field_is_named_and_the_next_request_works(bench: Bench) -> None:
+    decode = await bench.decode()
+    client = await bench.gateway()
+    failures = []
+    for path, body, param in cases():
+        for stream in (False, True):
+            sent = body if "stream" in body or "stream_options" in body else body | {"stream": stream}
+            response = await client.post(path, json=sent)
+            if not _names(response, param):
+                failures.append((path, str(sent)[:80], response.status_code, response.text[:300]))
+    assert failures == []
+    assert decode.submits == []
+    assert (await bench.chat()).status_code == 200
+
+
+def _names(response: httpx2.Response, param: str) -> bool:
+    """Whether ``response`` is a small 400 that names ``param``."""
+    if response.status_code != 400 or len(response.content) > MAX_REPLY_BYTES:
+        return False
+    error = response.json()["error"]
+    return bool(error["message"]) and (error["param"], error["type"]) == (param, "invalid_request_error")
+
+
+RAW = [
+    b"",
+    b"{",
+    b"nul",
+    b"[]",
+    b'"x"',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+    b'{"messages": [{"role": "user", "content": "\xff"}]}',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"messages": [{"role": "user", "content": "x"}], "response_format": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    b"[" * 100_000,
+    b'{"messages": [{"role": "user", "content": "x"}]} trailing',
+]
+
+
+@pytest.mark.parametrize("body", RAW, ids=range(len(RAW)))
+async def test_what_is_not_sane_json_is_400(bench: Bench, body: bytes) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+    response = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert len(response.content) < MAX_REPLY_BYTES
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert (await bench.chat()).status_code == 200
+
+
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "logprobs": None,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "logit_bias": None,
+    "response_format": {"type": "text"},
+    "stop": None,
+    "stop_token_ids": [],
+    "max_tokens": None,
+    "seed": None,
+    "temperature": None,
+    "top_p": None,
+    "top_k": -1,
+    "stream": None,
+    "stream_options": None,
+    "user": "somebody",
+    "metadata": {"a": "b"},
+    "guided_json": None,
+    "use_beam_search": False,
+    "something_new": {"a": [1, 2, 3]},
+}
+
+
+async def test_values_that_ask_for_nothing_are_accepted(bench: Bench) -> None:
+    decode = await bench.decode()
+    await bench.gateway()
+    chat = {"tools": None, "tool_choice": "none", "logprobs": False, "store": False, "parallel_tool_calls": True}
+    assert (await bench.chat(**NEUTRAL | chat)).status_code == 200
+    assert (await bench.complete(**NEUTRAL | {"echo": False, "best_of": 1, "suffix": None})).status_code == 200
+    assert all(submit.sampling.temperature == 1.0 and submit.sampling.top_k == 0 for submit in decode.submits)
+
+
+async def test_served_fields_reach_the_worker(bench: Bench) -> None:
+    decode = await bench.decode()
+    await bench.gateway()
+    fields = {"temperature": 0, "top_p": 0.5, "top_k": 7, "seed": -1, "max_tokens": 9, "max_completion_tokens": 5}
+    await bench.chat(**fields)
+    sampling = decode.submits[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
+    assert (sampling.seed, sampling.max_tokens) == (2**64 - 1, 5)
+    assert sampling.eos_token_ids == (2,)
+    await bench.chat(ignore_eos=True)
+    assert decode.submits[1].sampling.eos_token_ids == ()
+    assert decode.submits[1].sampling.max_tokens == 256 - len(decode.submits[1].token_ids)
+    await bench.chat()
+    assert decode.submits[1].sampling.seed != decode.submits[2].sampling.seed
+
+
+async def test_content_parts_are_text(bench: Bench) -> None:
+    decode = await bench.decode()
+    client = await bench.gateway()
+    content = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "world"}]
+    body = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": None}]}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    text = bench.tokenizer.decode(list(decode.submits[0].token_ids), skip_special_tokens=False)
+    assert text.startswith("<|im_start|>user\nHello\nworld<|im_end|>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_and_answer_beyond_the_context_are_refused_as_json(bench: Bench, stream: bool) -> None:
+    await bench.decode()
+    await bench.gateway()
+    response = await bench.complete([5] * 200, max_tokens=57, stream=stream)
+    assert response.status_code == 400
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["error"]["param"] == "max_tokens"
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert (await bench.complete([5] * 200, max_tokens=56)).status_code == 200
+    assert (await bench.complete([5] * 255)).status_code == 200
+
+
+async def test_an_unknown_model_is_404(bench: Bench) -> None:
+    await bench.decode()
+    await bench.gateway()
+    for response in (await bench.chat(model="other"), await bench.complete(model="x" * 10_000)):
+        assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
+        assert response.json()["error"]["code"] == "model_not_found"
+        assert len(response.content) < MAX_REPLY_BYTES
+    assert (await bench.chat(model="stub-model")).status_code == 200
+
+
+async def test_bodies_over_the_limit_are_413_and_the_next_request_works(bench: Bench) -> None:
+    await bench.decode()
+    client = await bench.gateway(max_body_bytes=100_000)
+    body = json.dumps(CHAT | {"x": "y" * 200_000}).encode()
+
+    async def chunks() -> Any:
+        for _ in range(40):
+            yield b" " * 10_000
+
+    json_type = {"content-type": "application/json"}
+    for content in (body, chunks()):
+        response = await client.post("/v1/chat/completions", content=content, headers=json_type)
+        assert response.status_code == 413
+        assert response.json()["error"]["type"] == "payload_too_large"
+    assert (await bench.chat()).status_code == 200
+
+
+async def test_other_content_types_are_400(bench: Bench) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+    response = await client.post(
+        "/v1/chat/completions", content=json.dumps(CHAT), headers={"content-type": "text/plain"}
+    )
+    assert response.status_code == 400
+    assert "application/json" in response.json()["error"]["message"]
+
+
+async def test_unknown_addresses_and_methods_have_the_error_shape(bench: Bench) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+    for method, path, status in (
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/models/", 405),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/chat/completions/", 404),
+    ):
+        response = await client.request(method, path)
+        assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
+        assert response.headers["x-request-id"]
+
+
+async def test_what_every_worker_refuses_as_wrong_is_400(bench: Bench) -> None:
+    for name in ("decode-0", "decode-1"):
+        decode = await bench.decode(name=name)
+        decode.faults.refuse = InvalidRequest("the sequence never fits", param="max_tokens")
+    await bench.gateway()
+    response = await bench.complete()
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")

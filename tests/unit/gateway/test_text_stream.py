@@ -1,0 +1,70 @@
+"""Tokens to pieces of text: any cutting of the tokens gives the text that the whole answer gives."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.sampling import FinishReason
+from gateway.detokenizer import detokenizer_factory
+from gateway.text_stream import Piece, TextStream
+from tests.support import tiny_tokenizers
+
+TOKENIZER = tiny_tokenizers.byte_level()
+MAKE = detokenizer_factory(TOKENIZER)
+EOS = 2
+
+
+def run(token_ids: list[int], sizes: list[int], stops: list[str], finish: FinishReason) -> list[Piece]:
+    """Feed ``token_ids`` in pieces of ``sizes``, then one by one, until a piece finishes."""
+    stream = TextStream(MAKE(False), stops, (EOS,))
+    parts, rest = [], tuple(token_ids)
+    for size in itertools.chain(sizes, itertools.repeat(1)):
+        parts.append(rest[:size])
+        rest = rest[size:]
+        if not rest:
+            break
+    pieces: list[Piece] = []
+    for n, part in enumerate(parts, 1):
+        pieces.append(stream.feed(part, finish if n == len(parts) else None))
+        if pieces[-1].finish is not None:
+            break
+    return pieces
+
+
+tokens = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1).filter(lambda token_id: token_id != EOS), max_size=30)
+cuts = st.lists(st.integers(1, 4), max_size=6)
+strings = st.lists(st.sampled_from(["th", "e", " is", "an", "\ufffd", "ab", "é"]), max_size=3, unique=True)
+
+
+@settings(max_examples=200)
+@given(tokens, cuts, strings, st.sampled_from(FinishReason))
+def test_pieces_joined_are_the_answer_up_to_its_first_stop_string(
+    token_ids: list[int], sizes: list[int], stops: list[str], finish: FinishReason
+) -> None:
+    all_ids = [*token_ids, EOS] if finish is FinishReason.STOP else [*token_ids, 5]
+    whole = TOKENIZER.decode(all_ids)
+    pieces = run(all_ids, sizes, stops, finish)
+    ends = sorted((whole.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole)
+    text = "".join(piece.text for piece in pieces)
+    if ends:
+        end, _, stop = ends[0]
+        assert text == whole[: end - len(stop)]
+        assert (pieces[-1].finish, pieces[-1].stop_reason) == (FinishReason.STOP, stop)
+    else:
+        assert text == whole
+        assert (pieces[-1].finish, pieces[-1].stop_reason) == (finish, None)
+        assert [token_id for piece in pieces for token_id in piece.token_ids] == all_ids
+
+
+def test_an_end_token_in_the_middle_has_no_text_and_does_not_end() -> None:
+    pieces = run([*TOKENIZER.encode("a").ids, EOS, *TOKENIZER.encode("b").ids], [], [], FinishReason.LENGTH)
+    assert "".join(piece.text for piece in pieces) == "ab"
+    assert pieces[-1].finish is FinishReason.LENGTH
+
+
+def test_only_the_tokens_up_to_a_stop_string_are_in_the_piece() -> None:
+    token_ids = tuple(TOKENIZER.encode("one. two").ids)
+    piece = TextStream(MAKE(False), ["."], (EOS,)).feed(token_ids, None)
+    assert piece.text == "one"
+    assert TOKENIZER.decode(list(piece.token_ids)) == "one."
