@@ -5,15 +5,19 @@ from typing import Any
 
 from common.messages import (
     Ack,
+    Borrow,
+    BorrowReply,
     Cancel,
     Done,
     Hello,
     HelloReply,
+    Keep,
     Offer,
     OfferReply,
     Pull,
     Renew,
     RenewReply,
+    ResetCache,
     SessionDown,
     SessionUp,
 )
@@ -34,6 +38,9 @@ RENEW = Method("/baton.Blocks/Renew", Renew, RenewReply)  # unary, control chann
 DONE = Method("/baton.Blocks/Done", Done, Ack)  # unary, control channel
 CANCEL = Method("/baton.Blocks/Cancel", Cancel, Ack)  # unary, control channel
 PULL = Method("/baton.Blocks/Pull", Pull, bytes)  # server stream of encoded PullItem, bulk channel
+BORROW = Method("/baton.Blocks/Borrow", Borrow, BorrowReply)  # unary, control channel
+KEEP = Method("/baton.Blocks/Keep", Keep, Ack)  # unary, control channel
+RESET_CACHE = Method("/baton.Blocks/ResetCache", ResetCache, Ack)  # unary, control channel
 
 # Served by a decode worker.
 SESSION = Method("/baton.Decode/Session", SessionUp, SessionDown)  # bidirectional stream, one a gateway

@@ -18,9 +18,11 @@ from common.messages import (
     Handover,
     Offer,
     OfferReply,
+    PeerPrefix,
     Plan,
     PlanKind,
     Refused,
+    Role,
     SequenceOutput,
     SessionDown,
     SessionUp,
@@ -35,6 +37,7 @@ from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
+from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
 from kvstore.host.stepper import Computed
 from kvstore.outgoing import ReleaseReason
@@ -57,6 +60,13 @@ class _Request:
     transfer_id: TransferId | None = None
     offer: Offer | None = None
     pull: asyncio.Task[None] | None = None
+    plan: Plan | None = None
+    """The plan that holds."""
+    cache_salt: str = ""
+    is_replay: bool = False
+    """Its hits are counted already."""
+    fetched_tokens: int = 0
+    """Tokens of the prefix that were just pulled from a peer."""
     started: bool = False
     gone: bool = False
     """Finished, aborted or failed; only its blocks are still waited for."""
@@ -84,6 +94,7 @@ class DecodeEngine:
         self._requests: dict[RequestId, _Request] = {}
         self._by_sequence: dict[Sequence, _Request] = {}
         self._by_transfer: dict[TransferId, _Request] = {}
+        self._hits = HitCounter(Role.DECODE)
         self._draining = False
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -93,8 +104,6 @@ class DecodeEngine:
             (
                 "generation_tokens",
                 "prompt_tokens_computed",
-                "prefix_cache_queries",
-                "prefix_cache_hits",
                 "pulls",
                 "pulls_failed",
                 "pulled_tokens",
@@ -122,7 +131,7 @@ class DecodeEngine:
         await self._empty.wait()
 
     def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
-        """A decode worker lends no blocks in this role."""
+        """A decode worker hands nothing over; what it lends is the lender's."""
 
     def load(self, now: float) -> WorkerLoad:
         """Return the load at ``now``."""
@@ -146,7 +155,11 @@ class DecodeEngine:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+        return (
+            self._counters
+            | self._hits.counters()
+            | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+        )
 
     # ---- gateways ----
 
@@ -184,7 +197,9 @@ class DecodeEngine:
             return
         table = self._parts.new_table(submit.cache_salt)
         sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
-        request = _Request(submit.request_id, sequence, outbox)
+        request = _Request(
+            submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay
+        )
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
         self._empty.clear()
@@ -207,6 +222,7 @@ class DecodeEngine:
         request = self._requests.get(plan.request_id)
         if request is None:
             return
+        request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
             if request.offer is None:
                 self._forget_transfer(request)
@@ -214,7 +230,21 @@ class DecodeEngine:
                 self._by_transfer[plan.transfer_id] = request
                 self._scheduler.expect(request.sequence)
             return
-        self._compute_here(request)
+        if plan.peer is not None and self._scheduler.stage(request.sequence) is Stage.HELD:
+            self._group.create_task(self._fetch(request, plan, plan.peer))
+        else:
+            self._compute_here(request)
+
+    async def _fetch(self, request: _Request, plan: Plan, peer: PeerPrefix) -> None:
+        """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it; then compute."""
+        sequence, rate = request.sequence, self._stepper.meter.prompt_tokens_per_s
+        salt = request.cache_salt
+        fetched = await self._parts.fetcher.fetch(
+            tuple(sequence.token_ids), peer, lambda: self._parts.new_table(salt), rate
+        )
+        if request.plan is plan and not request.gone:
+            request.fetched_tokens = fetched
+            self._compute_here(request)
 
     def _compute_here(self, request: _Request) -> None:
         if request.pull is not None and request.offer is not None:
@@ -335,9 +365,14 @@ class DecodeEngine:
         if request.started:
             return
         request.started = True
-        if count:
-            self._counters["prefix_cache_queries"] += request.sequence.num_tokens
-            self._counters["prefix_cache_hits"] += cached_tokens
+        if count and not request.is_replay:
+            self._hits.count(
+                request.sequence.num_tokens,
+                cached_tokens,
+                fetched_tokens=request.fetched_tokens,
+                peer=request.plan.peer if request.plan else None,
+                tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
+            )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
     def _append(self, request: _Request, token_id: int) -> None:

@@ -10,8 +10,9 @@ of blocks or pools.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from common.errors import InvalidRequest
 from common.ids import BlockHash
 from common.messages import Fingerprint
 
@@ -53,6 +54,18 @@ def chain_hashes(parent: BlockHash, token_ids: Sequence[int], block_size: int) -
         parent = BlockHash(hashlib.blake2b(parent + words[start : start + stride], digest_size=DIGEST_BYTES).digest())
         hashes.append(parent)
     return hashes
+
+
+def join_chain(block_hashes: Iterable[BlockHash]) -> bytes:
+    """Return the hashes of a chain as messages and the index carry them."""
+    return b"".join(block_hashes)
+
+
+def split_chain(chain: bytes) -> list[BlockHash]:
+    """Return the hashes of which ``chain`` is made; raises InvalidRequest when it is not made of whole ones."""
+    if len(chain) % DIGEST_BYTES:
+        raise InvalidRequest(f"a chain of {len(chain)} bytes is not made of hashes of {DIGEST_BYTES} bytes")
+    return [BlockHash(chain[start : start + DIGEST_BYTES]) for start in range(0, len(chain), DIGEST_BYTES)]
 
 
 class PrefixHasher:

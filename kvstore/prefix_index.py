@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 from common.ids import BlockHash, BlockId, Epoch, WorkerId
 from common.redis_client import CALL_TIMEOUT_S
-from kvstore.prefix_hash import DIGEST_BYTES
+from kvstore.prefix_hash import DIGEST_BYTES, join_chain
 
 INDEX_TTL_S = 4.0
 """A life's entries disappear when they are not renewed for this long."""
@@ -74,7 +74,7 @@ class PrefixIndex:
         if not chain or not lives:
             return [0] * len(lives)
         async with asyncio.timeout(CALL_TIMEOUT_S):
-            found: list[int] = await self._depths([index_key(*life) for life in lives], [b"".join(chain)])
+            found: list[int] = await self._depths([index_key(*life) for life in lives], [join_chain(chain)])
         return found
 
     async def holders(

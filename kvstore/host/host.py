@@ -10,7 +10,7 @@ import signal
 
 from redis.asyncio import Redis
 
-from common.ids import WorkerId, new_epoch
+from common.ids import TransferId, WorkerId, new_epoch
 from common.logs import configure
 from common.messages import HelloReply, Role, SlotCounts, WorkerState
 from common.redis_client import connect
@@ -22,7 +22,10 @@ from kvstore.host.index_publisher import IndexPublisher
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
+from kvstore.lender import Lender
+from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
+from kvstore.prefix_fetcher import PrefixFetcher
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
 
@@ -80,14 +83,20 @@ class Host:
         model = await compute.call(lambda: load_model_parts(self._config))
         identity = HelloReply(self._worker_id, new_epoch(), model.fingerprint)
         loop = asyncio.get_running_loop()
+
+        def on_release(transfer_id: TransferId, reason: ReleaseReason) -> None:
+            if not lender.released(transfer_id):
+                self._engine.released(transfer_id, reason)
+
         transfers = TransferServer(
             model.storage,
             self._config.block_size,
             identity,
             LeaseTable(self._config.lease_s),
-            lambda transfer_id, reason: self._engine.released(transfer_id, reason),
+            on_release,
             loop.time,
         )
+        lender = Lender(model.pool, transfers, identity.epoch)
         puller = TransferClient(model.storage, self._config.block_size, identity, peers)
         return Parts(
             config=self._config,
@@ -100,11 +109,13 @@ class Host:
             transfers=transfers,
             puller=puller,
             peers=peers,
+            lender=lender,
+            fetcher=PrefixFetcher(puller, peers, self._config.block_size, identity.epoch),
         )
 
     async def _serve(self, server: RpcServer, parts: Parts) -> None:
         self._engine: Engine = create_engine(self._role, parts)
-        server.mount(parts.transfers.handlers().merged(self._engine.handlers()))
+        server.mount(parts.transfers.handlers().merged(parts.lender.handlers()).merged(self._engine.handlers()))
         heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
         publisher = IndexPublisher(parts.redis, parts.worker_id, parts.epoch, parts.model.pool)
         async with asyncio.TaskGroup() as group:
@@ -133,6 +144,7 @@ class Host:
         try:
             async with asyncio.timeout(self._config.drain_s):
                 await self._engine.drain()
+                await parts.lender.wait_returned()
                 await parts.puller.wait_told()
         except TimeoutError:
             log.warning("work was left after %g s of draining", self._config.drain_s)

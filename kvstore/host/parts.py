@@ -18,7 +18,9 @@ from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
+from kvstore.lender import Lender
 from kvstore.peers import PeerSet
+from kvstore.prefix_fetcher import PrefixFetcher
 from kvstore.prefix_hash import PrefixHasher, root_hash
 from kvstore.retention import LeastRecentlyUsed
 from kvstore.storage import KvStorage
@@ -54,6 +56,8 @@ class Parts:
     transfers: TransferServer
     puller: TransferClient
     peers: PeerSet
+    lender: Lender
+    fetcher: PrefixFetcher
 
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""

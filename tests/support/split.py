@@ -13,6 +13,7 @@ from common.ids import RequestId, new_request_id, new_transfer_id
 from common.messages import (
     Abort,
     Accepted,
+    PeerPrefix,
     Plan,
     PlanKind,
     Prefill,
@@ -76,6 +77,7 @@ class Split:
         num_prompt_tokens: int | None = None,
         leave_after: int | None = None,
         salt: str = "",
+        peer: PeerPrefix | None = None,
         **sampling: Any,
     ) -> Answer:
         """Serve one request; abort it after ``leave_after`` output tokens, if given."""
@@ -92,7 +94,7 @@ class Split:
                 answer.error = reply.error.type
                 return answer
             answer.accepted_cached = reply.cached_tokens
-            await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt)
+            await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, peer)
             num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
             await self._collect(inbox, answer, leave_after, num_before)
             if leave_after is not None:
@@ -107,9 +109,10 @@ class Split:
         params: SamplingParams,
         kind: PlanKind,
         salt: str,
+        peer: PeerPrefix | None,
     ) -> None:
         if kind is PlanKind.LOCAL:
-            await self._stream.send(Plan(request_id, kind))
+            await self._stream.send(Plan(request_id, kind, peer=peer))
             return
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
@@ -127,6 +130,7 @@ class Split:
             decode_address=decode.address,
             remaining_s=LIMIT_S,
             cache_salt=salt,
+            peer=peer,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
 
@@ -160,7 +164,8 @@ def _num_in_use(pool: BlockPool) -> int:
     return counts.held + counts.quarantined
 
 
-async def _started(host: Host, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+async def started(host: Host, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+    """Run ``host`` in ``group``; return once it is ready or has failed."""
     task = group.create_task(host.run())
     ready = group.create_task(host.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +181,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
     async with Redis.from_url(redis_url) as redis, asyncio.TaskGroup() as group:
         for host in (prefill, decode):
-            await _started(host, group)
+            await started(host, group)
         assert decode.parts is not None
         client = RpcClient(decode.parts.address, TOKEN)
         cluster = Split(prefill, decode, redis, client.open(SESSION))
