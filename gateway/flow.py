@@ -24,6 +24,7 @@ from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.sampling import FinishReason, SamplingParams
 from gateway.attempt import Attempt, Stage
 from gateway.cluster import Cluster
+from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
 from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
 from gateway.text_stream import Piece, TextStream
@@ -48,6 +49,7 @@ class FlowServices:
 
     cluster: Cluster
     redis: Redis
+    locator: Locator
     metrics: Metrics
     limits: RouterLimits
     accept_timeout_s: float
@@ -85,6 +87,7 @@ class Flow:
         *,
         arrived_at: float,
         deadline: float,
+        cache_salt: str,
         emit: Callable[[Piece], None],
     ) -> None:
         self.prompt = prompt
@@ -97,9 +100,11 @@ class Flow:
         self._text = text
         self._arrived_at = arrived_at
         self._deadline = deadline
+        self._cache_salt = cache_salt
         self._emit = emit
         self._name = new_request_id()
         self._output_ids: list[int] = []
+        self._located = Located()
         self._attempt: Attempt | None = None
         self._num_attempts = 0
         self._num_migrations = 0
@@ -134,6 +139,7 @@ class Flow:
     async def run(self) -> None:
         """Return when the answer is complete; raises BatonError when it cannot be completed."""
         while self.finish is None:
+            self._located = await self._services.locator.locate((*self.prompt, *self._output_ids), self._cache_salt)
             worker = await self._next_worker()
             with self._cluster.counted(worker, sequences=1):
                 attempt = self._new_attempt(worker)
@@ -165,6 +171,7 @@ class Flow:
                 self._cluster.view(),
                 len(self.prompt) + len(self._output_ids),
                 limits=self._services.limits,
+                resident=self._located.num_tokens,
                 exclude=self._tried,
                 draw=random.random(),
             )
@@ -222,7 +229,14 @@ class Flow:
     async def _try(self, attempt: Attempt) -> None:
         try:
             attempt.submit(
-                Submit(attempt.request_id, (*self.prompt, *self._output_ids), len(self.prompt), self._sampling)
+                Submit(
+                    attempt.request_id,
+                    (*self.prompt, *self._output_ids),
+                    len(self.prompt),
+                    self._sampling,
+                    self._cache_salt,
+                    is_replay=self._begun_at is not None,
+                )
             )
             await attempt.wait_for(Stage.ACCEPTED, self._services.accept_timeout_s)
         except TimeoutError:
@@ -262,13 +276,15 @@ class Flow:
             num_tokens=len(self.prompt) + len(self._output_ids),
             cached_tokens=attempt.held_tokens,
             limits=self._services.limits,
+            resident=self._located.num_tokens,
             exclude=exclude,
             draw=random.random(),
         )
 
     async def _compute_local(self, attempt: Attempt) -> None:
         with self._cluster.counted(attempt.worker, tokens=self._num_missing(attempt)):
-            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL))
+            peer = None if attempt.choice is None else attempt.choice.peer
+            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL, peer=peer))
             await attempt.wait_for(Stage.WRITING, None)
 
     async def _compute_remote(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
@@ -308,6 +324,9 @@ class Flow:
             decode_epoch=attempt.worker.record.epoch,
             decode_address=attempt.worker.record.address,
             remaining_s=self._deadline - asyncio.get_running_loop().time(),
+            cache_salt=self._cache_salt,
+            peer=None if attempt.choice is None else attempt.choice.peer,
+            is_replay=self._begun_at is not None,
         )
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -327,6 +346,9 @@ class Flow:
         return None
 
     def _num_missing(self, attempt: Attempt) -> int:
+        """Return what the plan adds to its worker's queue; all that the decode worker lacks, when it has to do it."""
+        if attempt.choice is not None and attempt.choice.work_tokens:
+            return attempt.choice.work_tokens
         return len(self.prompt) + len(self._output_ids) - attempt.held_tokens
 
     # ---- what comes back ----

@@ -76,6 +76,7 @@ class Generation:
         *,
         arrived_at: float,
         timeout_s: float,
+        cache_salt: str = "",
     ) -> None:
         self.error: BatonError | None = None
         """Why the request failed, if it did; what came before it may have been taken."""
@@ -98,6 +99,7 @@ class Generation:
                 make_text(job.sampling),
                 arrived_at=arrived_at,
                 deadline=self._deadline,
+                cache_salt=cache_salt,
                 emit=lambda piece, index=index: self._emit(index, piece),  # type: ignore[misc]
             )
             for index, job in enumerate(jobs)

@@ -25,6 +25,7 @@ from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.locator import Locator
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
@@ -32,6 +33,7 @@ from gateway.parts import Parts
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
 from gateway.worker_metrics import WorkerMetrics
+from kvstore.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     services = FlowServices(
         cluster=cluster,
         redis=redis,
+        locator=Locator(PrefixIndex(redis), cluster.view),
         metrics=metrics,
         limits=limits,
         accept_timeout_s=config.accept_timeout_s,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from common.redis_client import connect
 from tests.conftest import RedisServer
 
 
@@ -16,8 +17,8 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    """A client of an empty Redis."""
-    async with Redis.from_url(redis_url) as client:
+    """A client of an empty Redis, made as the processes make theirs."""
+    async with connect(redis_url) as client:
         yield client
 
 

@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError
 
+from common.redis_client import connect
 from compose.embedded_redis import new_address, valkey_spec, wait_redis
 from compose.ports import free_port
 from compose.supervisor import Supervisor
@@ -24,7 +25,7 @@ async def test_it_answers_with_its_password_only_keeps_nothing_and_evicts_nothin
         keeper = supervisor.start(spec)
         async with asyncio.timeout(30):
             await wait_redis(address.url)
-        async with Redis.from_url(address.url) as client:
+        async with connect(address.url) as client:
             assert await client.config_get("maxmemory-policy", "save", "appendonly", "bind") == {
                 "maxmemory-policy": "noeviction",
                 "save": "",

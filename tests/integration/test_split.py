@@ -158,14 +158,8 @@ async def test_a_pool_too_small_for_all_preempts_and_every_answer_is_right(
         assert cluster.decode.counters()["preemptions"] > 0
 
 
-async def test_waste_is_one_partly_filled_block_a_sequence(cluster: Split):
-    async def slots() -> tuple[int, int]:
-        counts = cluster.decode.slots()
-        return counts.allocated, counts.used
-
-    before = await slots()
-    assert before == (0, 0)
-    answer = await cluster.generate(prompt(100, seed=11), leave_after=3, max_tokens=50)
-    assert len(answer.token_ids) == 3
-    await cluster.wait_idle()
-    assert await slots() == (0, 0)
+async def test_an_offer_that_overtakes_its_plan_waits_for_it(cluster: Split, reference: Reference):
+    tokens = prompt(70, seed=12)
+    check(await cluster.generate(tokens, plan_delay_s=0.3), reference.greedy(tokens, 8))
+    assert cluster.prefill.counters()["offers_refused"] == 0
+    assert cluster.decode.counters()["pulled_tokens"] == 70

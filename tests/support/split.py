@@ -25,6 +25,7 @@ from common.messages import (
     Submit,
     Tokens,
 )
+from common.redis_client import connect
 from common.rpc import Duplex, RpcClient
 from common.sampling import FinishReason, SamplingParams
 from common.services import SESSION
@@ -78,9 +79,14 @@ class Split:
         leave_after: int | None = None,
         salt: str = "",
         peer: PeerPrefix | None = None,
+        plan_delay_s: float = 0.0,
         **sampling: Any,
     ) -> Answer:
-        """Serve one request; abort it after ``leave_after`` output tokens, if given."""
+        """Serve one request.
+
+        It is aborted after ``leave_after`` output tokens, if given; a remote plan is sent ``plan_delay_s`` after the
+        prompt was queued.
+        """
         request_id = new_request_id()
         inbox = self._inboxes[request_id] = asyncio.Queue()
         params = SamplingParams(**({"max_tokens": 8, "temperature": 0.0} | sampling))
@@ -94,7 +100,9 @@ class Split:
                 answer.error = reply.error.type
                 return answer
             answer.accepted_cached = reply.cached_tokens
-            await self._plan(request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, peer)
+            await self._plan(
+                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, peer, plan_delay_s
+            )
             num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
             await self._collect(inbox, answer, leave_after, num_before)
             if leave_after is not None:
@@ -110,6 +118,7 @@ class Split:
         kind: PlanKind,
         salt: str,
         peer: PeerPrefix | None,
+        plan_delay_s: float,
     ) -> None:
         if kind is PlanKind.LOCAL:
             await self._stream.send(Plan(request_id, kind, peer=peer))
@@ -117,7 +126,8 @@ class Split:
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
         transfer_id = new_transfer_id()
-        await self._stream.send(Plan(request_id, kind, transfer_id))
+        if not plan_delay_s:
+            await self._stream.send(Plan(request_id, kind, transfer_id))
         target, decode = self.prefill.parts, self.decode.parts
         task = Prefill(
             request_id=request_id,
@@ -133,6 +143,9 @@ class Split:
             peer=peer,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
+        if plan_delay_s:
+            await asyncio.sleep(plan_delay_s)
+            await self._stream.send(Plan(request_id, kind, transfer_id))
 
     async def _collect(
         self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None, num_before: int
@@ -179,7 +192,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
     defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_s": 5.0}
     config = WorkerConfig(model=model, redis=redis_url, cluster_token=TOKEN, **(defaults | options))
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
-    async with Redis.from_url(redis_url) as redis, asyncio.TaskGroup() as group:
+    async with connect(redis_url) as redis, asyncio.TaskGroup() as group:
         for host in (prefill, decode):
             await started(host, group)
         assert decode.parts is not None

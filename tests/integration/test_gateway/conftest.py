@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from common.redis_client import connect
 from tests.support.gateway_bench import Bench, open_bench
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    """A client of an empty Redis, made as the processes make theirs."""
-    async with connect(redis_url) as client:
-        yield client
 
 
 @pytest.fixture
