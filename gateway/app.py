@@ -6,7 +6,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import BatonError
-from gateway.api import endpoints, models, status
+from gateway.api import cache, endpoints, models, status
 from gateway.door import Door, on_error, on_http_exception
 from gateway.parts import Parts
 
@@ -16,6 +16,10 @@ ROUTES = [
     Route("/v1/models", models.list_models),
     Route("/v1/models/{model:path}", models.get_model),
     Route("/v1/cluster", status.cluster),
+    Route("/v1/cache/stats", cache.stats),
+    Route("/v1/cache/prefixes", cache.prefixes),
+    Route("/v1/cache/lookup", cache.lookup, methods=["POST"]),
+    Route("/v1/cache/reset", cache.reset, methods=["POST"]),
     Route("/health", status.health),
     Route("/ready", status.ready),
     Route("/version", status.version),

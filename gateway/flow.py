@@ -23,9 +23,11 @@ from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.sampling import FinishReason, SamplingParams
 from gateway.attempt import Attempt, Stage
+from gateway.cache_ledger import CacheLedger
 from gateway.cluster import Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
+from gateway.prefix_ledger import PrefixLedger
 from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
 from gateway.text_stream import Piece, TextStream
 
@@ -50,6 +52,8 @@ class FlowServices:
     cluster: Cluster
     redis: Redis
     locator: Locator
+    cache: CacheLedger
+    prefixes: PrefixLedger
     metrics: Metrics
     limits: RouterLimits
     accept_timeout_s: float
@@ -359,7 +363,13 @@ class Flow:
             self._begun_at = asyncio.get_running_loop().time()
             self.cached_tokens = min(cached_tokens, len(self.prompt))
             queue_s = self._begun_at - self._arrived_at
+            self._note_prefix(cached_tokens)
             self._services.metrics.begun(attempt.choice.kind, len(self.prompt), self.cached_tokens, queue_s)
+
+    def _note_prefix(self, cached_tokens: int) -> None:
+        located, now = self._located, asyncio.get_running_loop().time()
+        cached_blocks = cached_tokens // located.block_size
+        self._services.prefixes.begun(self.prompt, located.chain, cached_blocks, located.block_size, now)
 
     def _on_output(self, attempt: Attempt, output: SequenceOutput) -> None:
         """Take what a step brought; raises BatonError when it does not fit what came before."""

@@ -37,7 +37,7 @@ class Locator:
     """Owned by the gateway; asks ``index`` about the workers in ``view``."""
 
     def __init__(self, index: PrefixIndex, view: Callable[[], ClusterView]) -> None:
-        self._index = index
+        self.index = index
         self._view = view
 
     async def locate(self, token_ids: Sequence[int], cache_salt: str) -> Located:
@@ -52,7 +52,7 @@ class Locator:
         if view.redis_is_up:
             try:
                 async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                    depths = await self._index.depths(chain, [(record.worker_id, record.epoch) for record in records])
+                    depths = await self.index.depths(chain, [(record.worker_id, record.epoch) for record in records])
             except RedisUnavailable:
                 pass  # whoever polls the registry says so
         held = zip(records, depths, strict=True)

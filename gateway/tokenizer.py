@@ -77,6 +77,11 @@ class Tokenizer:
         self._check_length(sum(len(message.content) for message in messages), max_model_len, "messages")
         return await self._run(num_characters, lambda: self._encode_chat(template, messages))
 
+    def first_words(self, token_ids: Sequence[int], max_characters: int = 80) -> str:
+        """Return the beginning of what ``token_ids`` say, in one line, for people."""
+        text = " ".join(self._tokenizer.decode(list(token_ids), skip_special_tokens=True).split())
+        return text[:max_characters]
+
     async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
         if num_characters <= INLINE_CHARACTERS:
             return work()

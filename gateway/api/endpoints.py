@@ -15,6 +15,7 @@ from gateway.api.chat_reply import ChatReply
 from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, sampling_params
 from gateway.api.reply import ReplyHead
+from gateway.api.salt import salt_of
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.parts import Parts, parts_of
@@ -31,7 +32,7 @@ async def chat_completions(request: Request) -> Response:
         messages = chat.conversation(fields)
         limit = parts.services.cluster.max_model_len()
         prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        generation = _generation(parts, fields, prompts, limit, ticket, arrived_at, continues=False)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=False)
     except BaseException:
         ticket.release()
         raise
@@ -50,7 +51,7 @@ async def text_completions(request: Request) -> Response:
         ticket.extend(len(given) - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
-        generation = _generation(parts, fields, prompts, limit, ticket, arrived_at, continues=True)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
     except BaseException:
         ticket.release()
         raise
@@ -70,7 +71,7 @@ async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[
 
 
 def _generation(
-    parts: Parts,
+    request: Request,
     fields: CommonFields,
     prompts: Sequence[list[int]],
     limit: int,
@@ -79,6 +80,7 @@ def _generation(
     *,
     continues: bool,
 ) -> Generation:
+    parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
     def make_text(sampling: SamplingParams) -> TextStream:
@@ -95,6 +97,7 @@ def _generation(
         parts.running,
         arrived_at=arrived_at,
         timeout_s=parts.config.request_timeout_s,
+        cache_salt=salt_of(request, fields.cache_salt),
     )
 
 

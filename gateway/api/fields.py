@@ -13,6 +13,7 @@ import msgspec
 
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway.api.salt import check_salt
 from gateway.errors import ContextLengthExceeded
 
 MAX_ECHO = 200
@@ -48,6 +49,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
     def token_limit(self) -> int | None:
         """Return how many tokens the client allows, if it says so; the newer name goes over the older one."""
@@ -60,7 +62,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-Fields = TypeVar("Fields", bound=CommonFields)
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[Fields]) -> Fields:
@@ -89,6 +91,7 @@ def check_common(fields: CommonFields) -> None:
     _check_range("top_k", fields.top_k, -1, math.inf)
     _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
     _check_stop(fields.stop_strings())
+    check_salt(fields.cache_salt)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 

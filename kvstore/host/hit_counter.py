@@ -2,7 +2,8 @@
 
 A hit's source is where its KV came from: ``local``, the cache of the prefill worker that computed the rest; ``peer``,
 pulled from another prefill worker; ``decode``, the cache of a decode worker, which computed the rest itself or was
-pulled from. Prompts that had begun elsewhere, and what is computed again after a preemption, are not counted.
+pulled from. The time that a hit saves goes by this worker's measured rate; hits before it has one stay unpriced.
+Prompts that had begun elsewhere, and what is computed again after a preemption, are not counted.
 """
 
 from common.messages import PeerPrefix, Role
@@ -18,6 +19,7 @@ class HitCounter:
         self._hits_peer = 0
         self._hits_decode = 0
         self._saved_ms = 0.0
+        self._unpriced = 0
 
     def count(
         self, num_tokens: int, cached_tokens: int, *, fetched_tokens: int, peer: PeerPrefix | None, tokens_per_s: float
@@ -35,6 +37,8 @@ class HitCounter:
             self._hits_decode += own
         if tokens_per_s:
             self._saved_ms += 1000 * cached_tokens / tokens_per_s
+        else:
+            self._unpriced += cached_tokens
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, by metric name."""
@@ -44,4 +48,5 @@ class HitCounter:
             "prefix_cache_hits_peer": self._hits_peer,
             "prefix_cache_hits_decode": self._hits_decode,
             "prefix_cache_saved_ms": int(self._saved_ms),
+            "prefix_cache_unpriced": self._unpriced,
         }

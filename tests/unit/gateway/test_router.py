@@ -103,7 +103,7 @@ def test_while_redis_is_away_the_last_view_counts() -> None:
 # ---- which decode worker ----
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 8), st.lists(st.floats(0, 1), min_size=8, max_size=8), st.integers(0, 2**32))
 def test_a_burst_is_spread(num_workers: int, fills: list[float], seed: int) -> None:
     """448 requests before any record changes: what was decided counts at once."""
@@ -201,7 +201,7 @@ def test_the_prefill_worker_that_begins_first_is_chosen() -> None:
     assert choice.wait_s == pytest.approx(0.2)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_prompts_are_spread_over_equal_prefill_workers(seed: int) -> None:
     pending, random = Counter({"p0": 0, "p1": 0, "p2": 0}), Random(seed)
