@@ -7,6 +7,7 @@ Session (gateway <-> decode, one bidirectional stream a pair):  Submit -> Accept
     Started, then Tokens for all its sequences once a step.
 Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
+Control (gateway -> worker, for its operator):  Drain, Inspect.
 Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
 Sharing (any worker -> any worker):  Borrow, then Pull -> KvFrame ..., End.   Gateway -> worker:  Keep, ResetCache.
 """
@@ -295,6 +296,58 @@ class ResetCache(Message, frozen=True):
     epoch: Epoch
 
 
+# ---- control: operator -> worker, by way of a gateway -------------------------------------------
+
+
+class Drain(Message, frozen=True):
+    """Take nothing new, let running work end or move, then exit."""
+
+    epoch: Epoch
+
+
+class Inspect(Message, frozen=True):
+    """Say what is held, and whether the books balance."""
+
+    epoch: Epoch
+
+
+class SequenceReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One sequence on a worker."""
+
+    request_id: RequestId
+    stage: str
+    num_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+
+
+class LeaseReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One lease that a worker has granted."""
+
+    transfer: str
+    """The beginning of the transfer's id; the whole would be a key to its blocks."""
+    num_blocks: int
+    remaining_s: float
+
+
+class KvReport(Message, frozen=True):
+    """All that a worker holds."""
+
+    worker_id: WorkerId
+    role: Role
+    epoch: Epoch
+    state: WorkerState
+    blocks: "BlockCounts"
+    integrity: str
+    """What is wrong with the pool's books; empty when they balance."""
+    sequences: tuple[SequenceReport, ...]
+    leases: tuple[LeaseReport, ...]
+    num_awaited: int
+    """Transfers of other workers whose leases this one keeps alive."""
+    quarantined: tuple[BlockId, ...]
+    """Blocks that somebody may still write to."""
+
+
 # ---- bulk: decode <- prefill -------------------------------------------------------------------
 
 
@@ -381,6 +434,10 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since the step loop last turned while work exists; 0 when idle."""
     pull_tokens_per_s: float = 0.0
     """Measured tokens a second of blocks pulled from other workers; 0 until measured."""
+
+
+QUEUE_RESETS = "queue_resets"
+"""Counter of a prefill worker's record: how often its queue was gone, with all that it had not taken from it."""
 
 
 class WorkerRecord(Message, frozen=True):

@@ -1,11 +1,11 @@
 """Who is in the cluster: one record a worker in Redis, with a time to live that its heartbeat renews.
 
-``baton:worker:{id}`` holds the msgpack of a WorkerRecord. A worker that dies is gone after ``RECORD_TTL_S``. Redis away
-means no news, not no cluster: a reader keeps its last view and lets its own connections say who is alive. Every
-function is bounded in time and raises one of RedisUnavailable when Redis does not do its part.
+``baton:worker:{id}`` holds the msgpack of a WorkerRecord, sealed with a checksum. A worker that dies is gone after
+``RECORD_TTL_S``. Redis away means no news, not no cluster: a reader keeps its last view and lets its own connections
+say who is alive. Every function is bounded in time and raises one of RedisUnavailable when Redis does not do its
+part.
 """
 
-import asyncio
 import logging
 from typing import Any
 
@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from common.errors import InvalidRequest
 from common.ids import WorkerId
 from common.messages import WorkerRecord
-from common.redis_client import CALL_TIMEOUT_S
-from common.wire import decode, encode
+from common.redis_client import calling
+from common.wire import decode_sealed, encode_sealed
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +30,19 @@ _PREFIX = "baton:worker:"
 
 async def publish(redis: Redis, record: WorkerRecord) -> None:
     """Write ``record`` and renew its time to live."""
-    async with asyncio.timeout(CALL_TIMEOUT_S):
-        await redis.set(_PREFIX + record.worker_id, encode(record), px=int(RECORD_TTL_S * 1000))
+    async with calling(redis):
+        await redis.set(_PREFIX + record.worker_id, encode_sealed(record), px=int(RECORD_TTL_S * 1000))
 
 
 async def withdraw(redis: Redis, worker_id: WorkerId) -> None:
     """Remove a worker's record at the end of an orderly shutdown."""
-    async with asyncio.timeout(CALL_TIMEOUT_S):
+    async with calling(redis):
         await redis.delete(_PREFIX + worker_id)
 
 
 async def members(redis: Redis) -> list[WorkerRecord]:
     """Return all live records, by worker id; logs and leaves out what it cannot read."""
-    async with asyncio.timeout(CALL_TIMEOUT_S):
+    async with calling(redis):
         keys = sorted([key async for key in redis.scan_iter(match=_PREFIX + "*", count=500)])
         values: Any = await redis.mget(keys) if keys else []
     records: list[WorkerRecord] = []
@@ -50,7 +50,7 @@ async def members(redis: Redis) -> list[WorkerRecord]:
         if value is None:  # expired between the two calls
             continue
         try:
-            records.append(decode(value, WorkerRecord))
+            records.append(decode_sealed(value, WorkerRecord))
         except InvalidRequest as error:
             log.warning("record %s is not readable: %s", key, error)
     return records

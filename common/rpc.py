@@ -1,5 +1,7 @@
 """gRPC without generated code: typed messages over generic handlers, errors mapped by :mod:`common.errors`.
 
+Every message is sealed with a checksum, those of bidirectional streams are numbered too (:mod:`common.envelope`).
+
 A server takes a table of handlers and a cluster token that every call must carry. A client to one address keeps two
 connections, so that a control call is never stuck behind block bytes. A handler that raises a BatonError answers with
 that error, and the caller gets the same class raised; anything else is logged and answered as an internal error.
@@ -9,6 +11,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +19,15 @@ import grpc
 import grpc.aio
 import msgspec
 
+from common.addresses import with_port
+from common.envelope import BEAT_S, SILENCE_S, StreamOpener, StreamSealer, seal, unseal, with_beats
 from common.errors import (
     BatonError,
+    CorruptFrame,
     DeadlineExceeded,
     ErrorDetail,
     InternalError,
+    InvalidRequest,
     Unauthorized,
     Unavailable,
     from_detail,
@@ -33,7 +40,7 @@ log = logging.getLogger(__name__)
 
 UnaryHandler = Callable[[Any], Awaitable[Any]]
 StreamHandler = Callable[[Any], AsyncIterator[Any]]
-BidiHandler = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
+BidiHandler = Callable[[AsyncIterator[Any]], AsyncGenerator[Any, None]]
 
 _TOKEN_KEY = "baton-token"
 _DETAIL_KEY = "baton-error-bin"
@@ -65,12 +72,12 @@ class Handlers:
         return Handlers(self.unary | other.unary, self.stream | other.stream, self.bidi | other.bidi)
 
 
-def _encoder(kind: Any) -> Callable[[Any], bytes] | None:
-    return None if kind is bytes else encode
+def _seal(message: msgspec.Struct) -> bytes:
+    return seal(encode(message))
 
 
-def _decoder(kind: Any) -> Callable[[bytes], Any] | None:
-    return None if kind is bytes else lambda data: decode(data, kind)
+def _unseal(data: bytes, kind: Any) -> Any:
+    return decode(unseal(data), kind)
 
 
 class RpcServer:
@@ -82,12 +89,12 @@ class RpcServer:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._router = _Router(self._table(handlers))
         self._server.add_generic_rpc_handlers((self._router,))
-        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        self.port = self._server.add_insecure_port(with_port(host, port))
 
     @property
     def address(self) -> str:
         """``host:port`` that clients connect to."""
-        return f"{self._host}:{self.port}"
+        return with_port(self._host, self.port)
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -102,37 +109,51 @@ class RpcServer:
         await self._server.stop(grace_s)
 
     def _table(self, handlers: Handlers) -> dict[str, grpc.RpcMethodHandler]:
-        table: dict[str, grpc.RpcMethodHandler] = {}
-        for method, unary in handlers.unary.items():
-            table[method.path] = grpc.unary_unary_rpc_method_handler(
-                self._guard_unary(method, unary), _decoder(method.request), _encoder(method.response)
-            )
-        for method, stream in handlers.stream.items():
-            table[method.path] = grpc.unary_stream_rpc_method_handler(
-                self._guard_stream(method, stream), _decoder(method.request), _encoder(method.response)
-            )
-        for method, bidi in handlers.bidi.items():
-            table[method.path] = grpc.stream_stream_rpc_method_handler(
-                self._guard_stream(method, bidi), _decoder(method.request), _encoder(method.response)
-            )
-        return table
+        """Return gRPC's table; messages are taken and given as bytes, so that a damaged one is an answer of ours."""
+        return {
+            **{
+                method.path: grpc.unary_unary_rpc_method_handler(self._guard_unary(method, unary))
+                for method, unary in handlers.unary.items()
+            },
+            **{
+                method.path: grpc.unary_stream_rpc_method_handler(self._guard_stream(method, stream))
+                for method, stream in handlers.stream.items()
+            },
+            **{
+                method.path: grpc.stream_stream_rpc_method_handler(self._guard_bidi(method, bidi))
+                for method, bidi in handlers.bidi.items()
+            },
+        }
 
     def _guard_unary(self, method: Method, handler: UnaryHandler) -> Any:
-        async def serve(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def serve(request: bytes, context: grpc.aio.ServicerContext) -> Any:
             try:
                 self._authorize(context)
-                return await handler(request)
+                return _seal(await handler(_unseal(request, method.request)))
             except Exception as error:  # noqa: BLE001 - a process edge: every fault becomes an answer
                 await _abort(context, error, method)
 
         return serve
 
-    def _guard_stream(self, method: Method, handler: Callable[[Any], AsyncIterator[Any]]) -> Any:
-        async def serve(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    def _guard_stream(self, method: Method, handler: StreamHandler) -> Any:
+        async def serve(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
                 self._authorize(context)
-                async for item in handler(request):
+                async for item in handler(_unseal(request, method.request)):
                     yield item
+            except Exception as error:  # noqa: BLE001 - a process edge: every fault becomes an answer
+                await _abort(context, error, method)
+
+        return serve
+
+    def _guard_bidi(self, method: Method, handler: BidiHandler) -> Any:
+        async def serve(request: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+            sealer = StreamSealer()
+            try:
+                self._authorize(context)
+                async with aclosing(with_beats(handler(_opened(request, method.request)))) as messages:
+                    async for message in messages:
+                        yield sealer.seal(b"" if message is None else encode(message))
             except Exception as error:  # noqa: BLE001 - a process edge: every fault becomes an answer
                 await _abort(context, error, method)
 
@@ -152,13 +173,20 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self.table.get(handler_call_details.method)
 
 
+async def _opened(elements: AsyncIterator[bytes], kind: Any) -> AsyncIterator[Any]:
+    opener = StreamOpener()
+    async for element in elements:
+        if message := opener.open(element):
+            yield decode(message, kind)
+
+
 async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: Method) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, BatonError):
         log.error("fault in %s", method.path, exc_info=error)
         error = InternalError("internal error")
-    detail = encode(to_detail(error))
+    detail = _seal(to_detail(error))
     await context.abort(error.grpc_status, error.message, ((_DETAIL_KEY, detail),))
 
 
@@ -173,16 +201,19 @@ class RpcClient:
 
     async def call(self, method: Method, request: msgspec.Struct, timeout_s: float) -> Any:
         """Return the answer to one control call; raises the peer's BatonError, Unavailable or DeadlineExceeded."""
-        stub = self._control.unary_unary(method.path, _encoder(method.request), _decoder(method.response))
+        stub = self._control.unary_unary(method.path)
         try:
-            return await stub(request, timeout=timeout_s, metadata=self._metadata)
+            return _answer(await stub(_seal(request), timeout=timeout_s, metadata=self._metadata), method)
         except grpc.aio.AioRpcError as error:
             raise _client_error(error) from error
 
     async def stream(self, method: Method, request: msgspec.Struct) -> AsyncGenerator[Any, None]:
-        """Yield the elements of a bulk stream; raises as :meth:`call`. Closing the iterator cancels the call."""
-        stub = self._bulk.unary_stream(method.path, _encoder(method.request), _decoder(method.response))
-        call = stub(request, metadata=self._metadata)
+        """Yield the elements of a bulk stream, bytes with checksums of their own; raises as :meth:`call`.
+
+        Closing the iterator cancels the call.
+        """
+        stub = self._bulk.unary_stream(method.path)
+        call = stub(_seal(request), metadata=self._metadata)
         try:
             async for item in call:
                 yield item
@@ -193,8 +224,7 @@ class RpcClient:
 
     def open(self, method: Method) -> "Duplex":
         """Open a bidirectional stream on the control connection."""
-        stub = self._control.stream_stream(method.path, _encoder(method.request), _decoder(method.response))
-        return Duplex(stub(metadata=self._metadata))
+        return Duplex(self._control.stream_stream(method.path)(metadata=self._metadata), method)
 
     async def close(self) -> None:
         """Cut both connections."""
@@ -203,39 +233,85 @@ class RpcClient:
 
 
 class Duplex:
-    """One bidirectional stream, seen from the client. Any number of tasks may send."""
+    """One bidirectional stream, seen from the client. Any number of tasks may send, one receives."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, method: Method) -> None:
         self._call = call
+        self._method = method
+        self._sealer = StreamSealer()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
 
     async def send(self, message: msgspec.Struct) -> None:
         """Write one message; raises Unavailable when the stream has ended."""
-        try:
-            async with self._writing:
-                await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the stream to the worker has ended") from error
+        await self._write(encode(message))
 
-    async def receive(self) -> AsyncIterator[Any]:
-        """Yield what the peer sends until it ends the stream; raises as :meth:`RpcClient.call`."""
+    async def receive(self) -> AsyncGenerator[Any, None]:
+        """Yield what the peer sends until it ends the stream, and beat meanwhile.
+
+        Raises as :meth:`RpcClient.call`, CorruptFrame when something was damaged or lost on the way, and Unavailable
+        when the peer is silent.
+        """
+        opener = StreamOpener()
+        beating = asyncio.create_task(self._beat())
         try:
-            async for message in self._call:
-                yield message
-        except grpc.aio.AioRpcError as error:
-            raise _client_error(error) from error
+            while (element := await self._read()) is not None:
+                if message := opener.open(element):
+                    yield _answer_message(message, self._method)
+        finally:
+            beating.cancel()
 
     def cancel(self) -> None:
         """End the stream at once."""
         self._call.cancel()
 
+    async def _read(self) -> bytes | None:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                element = await self._call.read()
+        except TimeoutError:
+            raise Unavailable(f"the worker has said nothing for {SILENCE_S:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise _client_error(error) from error
+        return None if element is grpc.aio.EOF else element
+
+    async def _write(self, message: bytes) -> None:
+        try:
+            async with self._writing:
+                await self._call.write(self._sealer.seal(message))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise Unavailable("the stream to the worker has ended") from error
+
+    async def _beat(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(BEAT_S)
+                await self._write(b"")
+        except Unavailable:
+            return  # the reader sees the stream's end too, and says so
+
+
+def _answer(data: bytes, method: Method) -> Any:
+    return _answer_message(unseal(data), method)
+
+
+def _answer_message(message: bytes, method: Method) -> Any:
+    """Return what a peer answered; raises CorruptFrame when it is not an answer of ``method``."""
+    try:
+        return decode(message, method.response)
+    except InvalidRequest as error:
+        raise CorruptFrame(f"the worker's answer cannot be read: {error.message}") from error
+
 
 def _client_error(error: grpc.aio.AioRpcError) -> BatonError:
+    """Return what a failed call means. A peer of ours always says why; without that the connection is at fault."""
     for key, value in error.trailing_metadata() or ():
         if key == _DETAIL_KEY:
-            return from_detail(decode(bytes(value), ErrorDetail))
+            try:
+                return from_detail(_unseal(bytes(value), ErrorDetail))
+            except (CorruptFrame, InvalidRequest):
+                break
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the worker did not answer in time")
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return Unavailable("the worker cannot be reached")
-    return InternalError(f"call failed: {error.code().name.lower()}")
+    return Unavailable(f"the call to the worker failed: {error.code().name.lower()}")

@@ -18,7 +18,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the context limit
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How one sequence is sampled; validated by the gateway, so workers trust it."""
 
     max_tokens: int
@@ -29,12 +29,35 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep the smallest set of tokens whose probability reaches this; 1 is off."""
     top_k: int = 0
     """Keep this many most likely tokens; 0 is off."""
+    min_p: float = 0.0
+    """Keep tokens that are at least this times as likely as the most likely one; 0 is off."""
+    typical_p: float = 1.0
+    """Keep the tokens whose surprise is closest to the expected one, until their probability reaches this; 1 is off."""
     seed: int = 0
     """Unsigned 64-bit key of the random numbers; the gateway draws one when the client sent none."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time that it is in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these may be sampled; empty: any."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that the output must not contain."""
+    min_tokens: int = 0
+    """Tokens that end the sequence are not sampled before the output has so many."""
     eos_token_ids: tuple[int, ...] = ()
     """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the sequence."""
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the next token depends on which tokens came before, beyond the logits."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.bad_words)
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:

@@ -9,9 +9,12 @@ from common.messages import (
     BorrowReply,
     Cancel,
     Done,
+    Drain,
     Hello,
     HelloReply,
+    Inspect,
     Keep,
+    KvReport,
     Offer,
     OfferReply,
     Pull,
@@ -41,6 +44,9 @@ PULL = Method("/baton.Blocks/Pull", Pull, bytes)  # server stream of encoded Pul
 BORROW = Method("/baton.Blocks/Borrow", Borrow, BorrowReply)  # unary, control channel
 KEEP = Method("/baton.Blocks/Keep", Keep, Ack)  # unary, control channel
 RESET_CACHE = Method("/baton.Blocks/ResetCache", ResetCache, Ack)  # unary, control channel
+
+DRAIN = Method("/baton.Worker/Drain", Drain, Ack)  # unary, control channel
+INSPECT = Method("/baton.Worker/Inspect", Inspect, KvReport)  # unary, control channel
 
 # Served by a decode worker.
 SESSION = Method("/baton.Decode/Session", SessionUp, SessionDown)  # bidirectional stream, one a gateway

@@ -18,6 +18,7 @@ import msgpack
 import msgspec
 import xxhash
 
+from common.envelope import seal, unseal
 from common.errors import CorruptFrame, InvalidRequest
 from common.ids import BlockId, TransferId
 from common.messages import End, Handover, KvFrame, PullItem
@@ -62,6 +63,19 @@ def decode(data: bytes, kind: Any) -> Any:
         return msgspec.convert(msgpack.unpackb(data, raw=False), kind)
     except (ValueError, msgpack.UnpackException, msgspec.ValidationError) as error:
         raise InvalidRequest(f"malformed message: {error}") from error
+
+
+def encode_sealed(message: msgspec.Struct) -> bytes:
+    """Return ``message`` with a checksum, for a place where others keep it."""
+    return seal(encode(message))
+
+
+def decode_sealed(data: bytes, kind: Any) -> Any:
+    """Return the message that :func:`encode_sealed` wrote; raises InvalidRequest when it was damaged since."""
+    try:
+        return decode(unseal(data), kind)
+    except CorruptFrame as error:
+        raise InvalidRequest(error.message) from error
 
 
 def payload_checksum(parts: Iterable[bytes | memoryview]) -> int:

@@ -5,8 +5,10 @@ no torch.
 """
 
 from importlib.metadata import version
+from typing import Annotated
 
-from cyclopts import App
+import uvloop
+from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
@@ -19,6 +21,7 @@ from compose.cache_view import (
     cache_top,
 )
 from compose.console import result
+from compose.drain import DrainConfig, drain
 from compose.model_source import resolve_model
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
@@ -57,6 +60,17 @@ def _fetch_model(name: str = NAME, /) -> None:
     result(str(resolve_model(name)))
 
 
+def _drain(worker: str, /, *, config: Annotated[DrainConfig, Parameter(name="*")] | None = None) -> None:
+    """Let one worker take nothing new, finish or hand over what it has, and exit; `baton up` starts it again.
+
+    Parameters
+    ----------
+    worker
+        Its id, as `baton status` shows it.
+    """
+    uvloop.run(drain(worker, config or DrainConfig()))
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -79,6 +93,7 @@ def baton() -> App:
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
     app.command(_cache())
+    app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")
     return app

@@ -16,7 +16,7 @@ from kvstore.host.config import WorkerConfig
 STOP_MARGIN_S = 5.0
 """A process gets this long beyond its own limit for draining before it is killed."""
 
-_SECRETS = frozenset({"redis", "cluster_token"})
+_SECRETS = frozenset({"redis", "cluster_token", "admin_key"})
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -81,9 +81,10 @@ def _gateway(config: UpConfig, site: Site, env: Mapping[str, str]) -> ChildSpec:
         redis=site.redis_url,
         cluster_token=site.cluster_token,
         prefill_expected=config.prefill > 0,
+        local_prefill_tokens=config.local_prefill_tokens,
     )
     return ChildSpec(
-        "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_s + STOP_MARGIN_S
+        "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_seconds + STOP_MARGIN_S
     )
 
 
@@ -103,7 +104,7 @@ def _worker(config: UpConfig, site: Site, role: Role, index: int, threads: int, 
         threads=threads,
     )
     argv = _program(f"{role}_worker", to_argv(options, secret=_SECRETS))
-    return ChildSpec(options.worker_id, argv, env, options.drain_s + STOP_MARGIN_S)
+    return ChildSpec(options.worker_id, argv, env, options.drain_seconds + STOP_MARGIN_S)
 
 
 def _program(package: str, argv: list[str]) -> tuple[str, ...]:

@@ -52,6 +52,9 @@ class UpConfig:
     threads: int = 0
     """Compute threads of each worker; 0: the machine's cores divided among the workers."""
 
+    local_prefill_tokens: int = 64
+    """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
+
     log_dir: Path | None = None
     """Folder for the log files; the default is one for each port in the user's state folder."""
 
@@ -64,7 +67,7 @@ class UpConfig:
             raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
         if not 1 <= self.block_size <= 256:
             raise ConfigError(f"--block-size must be between 1 and 256, not {self.block_size}")
-        for name in ("kv_blocks", "max_model_len", "threads"):
+        for name in ("kv_blocks", "max_model_len", "threads", "local_prefill_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name)}")
         parse_size(self.kv_memory, flag="--kv-memory")

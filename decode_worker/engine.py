@@ -7,7 +7,7 @@ runs on the event loop. Blocks that a running step or a pull may still write to 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
 from common.ids import BlockId, RequestId, TransferId
@@ -23,6 +23,7 @@ from common.messages import (
     Refused,
     Role,
     SequenceOutput,
+    SequenceReport,
     SessionDown,
     SessionUp,
     SlotCounts,
@@ -124,6 +125,19 @@ class DecodeEngine:
         """Return every table that holds blocks."""
         return [*(sequence.table for sequence in self._by_sequence), *self._stepper.leaving()]
 
+    def sequences(self) -> Iterable[SequenceReport]:
+        """Return every sequence with its stage; one that only waits for a pull to end is ``leaving``."""
+        return [
+            SequenceReport(
+                sequence.request_id,
+                "leaving" if request.gone else self._scheduler.stage(sequence).name.lower(),
+                sequence.num_tokens,
+                sequence.num_computed_tokens,
+                len(sequence.table.block_ids),
+            )
+            for sequence, request in self._by_sequence.items()
+        ]
+
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
         return (
@@ -134,7 +148,7 @@ class DecodeEngine:
 
     # ---- gateways ----
 
-    async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncIterator[SessionDown]:
+    async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncGenerator[SessionDown, None]:
         """Serve one gateway until it goes; then whatever it had here is aborted."""
         outbox = Outbox()
         reader = asyncio.create_task(self._read(messages, outbox))

@@ -16,6 +16,11 @@ class Admission:
         self._in_flight = 0
         self._metrics = metrics
 
+    @property
+    def in_flight(self) -> int:
+        """Prompts in flight."""
+        return self._in_flight
+
     def enter(self) -> "Ticket":
         """Take one place; raises Unavailable while draining and Overloaded when there is none."""
         if self.is_draining:

@@ -5,9 +5,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from common.addresses import is_loopback
 from common.errors import BatonError
-from gateway.api import cache, endpoints, models, status
+from gateway.api import admin, cache, endpoints, models, status
 from gateway.door import Door, on_error, on_http_exception
+from gateway.keys import Keys
 from gateway.parts import Parts
 
 ROUTES = [
@@ -20,6 +22,8 @@ ROUTES = [
     Route("/v1/cache/prefixes", cache.prefixes),
     Route("/v1/cache/lookup", cache.lookup, methods=["POST"]),
     Route("/v1/cache/reset", cache.reset, methods=["POST"]),
+    Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
+    Route("/debug/kv", admin.debug_kv),
     Route("/health", status.health),
     Route("/ready", status.ready),
     Route("/version", status.version),
@@ -35,4 +39,11 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.parts = parts
-    return Door(app, parts.config.api_key, parts.metrics)
+    config = parts.config
+    keys = Keys(
+        config.api_key,
+        config.admin_key,
+        is_private=is_loopback(config.host),
+        share_prefixes=config.share_prefixes,
+    )
+    return Door(app, keys, parts.metrics)

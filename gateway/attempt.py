@@ -21,7 +21,8 @@ class Stage(enum.IntEnum):
     ACCEPTED = 1  # the worker owns it
     STARTED = 2  # its prompt is being computed
     WRITING = 3  # the first token has come
-    ENDED = 4  # finished, refused, lost or left
+    FLOWING = 4  # a further token has come: the prompt's KV is where it is needed
+    ENDED = 5  # finished, refused, lost or left
 
 
 class Attempt:
@@ -119,7 +120,10 @@ class Attempt:
             return
         if output.error is not None:
             self.error = from_detail(output.error)
-        self._reach(Stage.ENDED if output.error is not None or output.finish is not None else Stage.WRITING)
+        if output.error is not None or output.finish is not None:
+            self._reach(Stage.ENDED)
+        else:
+            self._reach(Stage.WRITING if self.stage < Stage.WRITING else Stage.FLOWING)
 
     def lost(self, error: BatonError) -> None:
         """See :class:`gateway.session.Sink`."""

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from common.errors import Unavailable
 from common.ids import Epoch, WorkerId, new_epoch
-from common.messages import Role, WorkerRecord, WorkerState
+from common.messages import QUEUE_RESETS, Role, WorkerRecord, WorkerState
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.registry import members
 from gateway.router import ClusterView, RouterLimits, WorkerView, is_stale, is_stuck, usable
@@ -42,7 +42,7 @@ class Member:
         self.sequences = Tally()
         self.tokens = Tally()
         self.left: set[Callable[[], None]] = set()
-        """Whom to tell when the worker takes nothing new, is stuck, or is gone."""
+        """Whom to tell when the worker takes nothing new, is stuck, has lost its queue, or is gone."""
 
     @property
     def life(self) -> Life:
@@ -50,8 +50,11 @@ class Member:
         return self.record.worker_id, self.record.epoch
 
     def seen(self, record: WorkerRecord, now: float) -> None:
-        """Take the newest record."""
+        """Take the newest record; one that says that a queue was lost is told to whoever waits for what was in it."""
         self.seen_at = now
+        if record.counters.get(QUEUE_RESETS) != self.record.counters.get(QUEUE_RESETS):
+            for left in list(self.left):
+                left()
         if record != self.record:
             self.record = record
             self.sequences.observed(record.load.running + record.load.waiting)

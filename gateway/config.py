@@ -34,6 +34,12 @@ class GatewayConfig:
     api_key: tuple[str, ...] = ()
     """Key that clients must send as a bearer token; may be given several times; none: any client is served."""
 
+    admin_key: str = ""
+    """Key for draining workers and looking into them; empty: only a gateway on loopback without API keys does that."""
+
+    share_prefixes: bool = False
+    """Whether clients with different API keys share cached prefixes; a client can then time what others have asked."""
+
     prefill_expected: bool = False
     """Whether /ready waits for a prefill worker too."""
 
@@ -71,7 +77,7 @@ class GatewayConfig:
     keep_alive_s: float = 10.0
     """Seconds between two comments on a stream that has nothing to say."""
 
-    drain_s: float = 30.0
+    drain_seconds: float = 30.0
     """Seconds that running requests may take after SIGTERM."""
 
     log_level: str = "INFO"
@@ -85,7 +91,13 @@ class GatewayConfig:
         for field in ("max_requests", "max_body_bytes"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"--{field.replace('_', '-')} must be at least 1, not {getattr(self, field)}")
-        for field in ("local_prefill_tokens", "max_migrations", "reroute_wait_s", "drain_s", "max_prefill_wait_s"):
+        for field in (
+            "local_prefill_tokens",
+            "max_migrations",
+            "reroute_wait_s",
+            "drain_seconds",
+            "max_prefill_wait_s",
+        ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must not be negative, not {getattr(self, field)}")
         for field in ("request_timeout_s", "accept_timeout_s", "max_tick_age_s", "headers_after_s", "keep_alive_s"):
@@ -93,6 +105,8 @@ class GatewayConfig:
                 raise ConfigError(f"--{field.replace('_', '-')} must be above 0, not {getattr(self, field)}")
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty")
+        if self.admin_key and self.admin_key in self.api_key:
+            raise ConfigError("--admin-key must not be one of the API keys")
 
     @property
     def model_name(self) -> str:

@@ -1,13 +1,11 @@
-"""What every HTTP request passes first: its id, the API key, and the last net for errors.
+"""What every HTTP request passes first: its id, the key that it needs, and the last net for errors.
 
 ``X-Request-Id`` is the client's, if it is a sane one, and is only echoed; inside, ids are made by Baton.
 """
 
-import hmac
 import logging
 import re
 import secrets
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -15,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.errors import BatonError, InternalError, NotFound, Unauthorized
+from common.errors import BatonError, InternalError, NotFound
 from gateway.api.errors import error_headers, error_reply
+from gateway.api.salt import CACHE_SALT
 from gateway.client_gone import ClientGone
 from gateway.errors import MethodNotAllowed
+from gateway.keys import Keys
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,15 @@ CLIENT_CLOSED = 499
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _PROTECTED = "/v1/"
+_ADMIN = ("/v1/cluster/", "/v1/cache/stats", "/v1/cache/prefixes", "/v1/cache/reset", "/debug/")
 
 
 class Door:
-    """Wraps the application. ``api_keys`` guard everything under /v1/; none means that any client is served."""
+    """Wraps the application and decides, by the path that is routed, which key a request needs."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
         self._app = app
-        self._api_keys = [key.encode() for key in api_keys]
+        self._keys = keys
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +48,7 @@ class Door:
         headers = Headers(scope=scope)
         answer = _Answer(send, _request_id(headers))
         try:
-            self._authorize(scope["path"], headers)
+            scope[CACHE_SALT] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, answer.send)
         except ClientGone:
             answer.status = CLIENT_CLOSED
@@ -61,13 +62,14 @@ class Door:
         finally:
             self._metrics.http_requests.labels(_handler(scope), scope["method"], str(answer.status)).inc()
 
-    def _authorize(self, path: str, headers: Headers) -> None:
-        if not self._api_keys or not path.startswith(_PROTECTED):
-            return
+    def _authorize(self, path: str, headers: Headers) -> str:
+        """Return the request's cache salt; raises Unauthorized."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(key.strip().encode(), known) for known in self._api_keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise Unauthorized("the API key is missing or wrong")
+        sent = key.strip() if scheme.lower() == "bearer" else ""
+        if path.startswith(_ADMIN):
+            self._keys.check_admin(sent)
+            return ""
+        return self._keys.check_client(sent) if path.startswith(_PROTECTED) else ""
 
 
 class _Answer:

@@ -257,11 +257,10 @@ class Flow:
         await attempt.wait_for(Stage.ENDED, None)
 
     async def _have_prompt_computed(self, attempt: Attempt) -> None:
-        """Return when the first token has come or the attempt has ended; plan again as often as it takes."""
-        exclude: set[WorkerId] = set()
+        """Return when the prompt's KV is in place or the attempt has ended; plan again as often as it takes."""
         insist: Reason | None = None
         while attempt.stage < Stage.WRITING:
-            choice = self._choose(attempt, exclude, insist)
+            choice = self._choose(attempt, insist)
             attempt.choice = choice
             attempt.prefill_left = False
             self._services.metrics.planned(choice)
@@ -269,9 +268,8 @@ class Flow:
                 await self._compute_local(attempt)
             else:
                 insist = await self._compute_remote(attempt, choice.prefill, choice.wait_s)
-                exclude.add(choice.prefill.worker_id)
 
-    def _choose(self, attempt: Attempt, exclude: set[WorkerId], insist: Reason | None) -> PlanChoice:
+    def _choose(self, attempt: Attempt, insist: Reason | None) -> PlanChoice:
         if insist is not None:
             return PlanChoice(PlanKind.LOCAL, insist)
         return choose_plan(
@@ -281,7 +279,6 @@ class Flow:
             cached_tokens=attempt.held_tokens,
             limits=self._services.limits,
             resident=self._located.num_tokens,
-            exclude=exclude,
             draw=random.random(),
         )
 
@@ -296,21 +293,37 @@ class Flow:
 
         Of the last: None when another prefill worker may be asked, else why the decode worker has to do it.
         """
-        with (
-            self._cluster.counted(prefill, tokens=self._num_missing(attempt)),
-            self._cluster.watched(prefill, attempt.prefill_has_left),
-        ):
-            if not await self._push(attempt, prefill):
-                return Reason.REDIS_UNAVAILABLE
-            try:
-                await attempt.wait_for_prefill(Stage.STARTED, PATIENCE_S + PATIENCE_FACTOR * wait_s)
-            except TimeoutError:
-                log.warning("%s: %s has not begun in time", attempt.request_id, prefill.worker_id)
-                return Reason.PREFILL_LATE
-            if attempt.stage < Stage.STARTED:
-                log.warning("%s: %s takes nothing any more", attempt.request_id, prefill.worker_id)
-                return None
-            return await self._wait_first_token(attempt, prefill)
+        with self._cluster.watched(prefill, attempt.prefill_has_left):
+            with self._cluster.counted(prefill, tokens=self._num_missing(attempt)):
+                insist = await self._wait_computed(attempt, prefill, wait_s)
+            if insist is None and attempt.stage >= Stage.WRITING:
+                await self._wait_moved(attempt, prefill)
+            return insist
+
+    async def _wait_computed(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
+        """Queue the prompt and wait for its first token; returns as :meth:`_compute_remote`."""
+        if not await self._push(attempt, prefill):
+            return Reason.REDIS_UNAVAILABLE
+        try:
+            await attempt.wait_for_prefill(Stage.STARTED, PATIENCE_S + PATIENCE_FACTOR * wait_s)
+        except TimeoutError:
+            log.warning("%s: %s has not begun in time", attempt.request_id, prefill.worker_id)
+            return Reason.PREFILL_LATE
+        if attempt.stage < Stage.STARTED:
+            log.warning("%s: %s takes nothing any more, or lost its queue", attempt.request_id, prefill.worker_id)
+            return None
+        return await self._wait_first_token(attempt, prefill)
+
+    async def _wait_moved(self, attempt: Attempt, prefill: WorkerView) -> None:
+        """Wait until a second token shows that the prompt's blocks have come; without them the decode worker computes
+        what is missing."""
+        while attempt.stage < Stage.FLOWING:
+            await attempt.wait_for_prefill(Stage.FLOWING, None)
+            if attempt.prefill_left and not self._cluster.is_alive(prefill):
+                log.warning("%s: %s was lost while its blocks were moved", attempt.request_id, prefill.worker_id)
+                await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL))
+                return
+            attempt.prefill_left = False
 
     async def _push(self, attempt: Attempt, prefill: WorkerView) -> bool:
         """Announce the transfer to the decode worker, then queue the prompt; return whether that went well."""

@@ -1,7 +1,7 @@
 """A gateway's life: bind the port, load the tokenizer, follow the cluster, serve, and shut down in order.
 
-Shutdown: refuse new work, let running answers end within ``drain_s``, tell what is left that it is over, stop following
-the cluster.
+Shutdown: refuse new work, let running answers end within ``drain_seconds``, tell what is left that it is over, stop
+following the cluster.
 """
 
 import asyncio
@@ -93,12 +93,12 @@ class GatewayServer:
             following.cancel()
 
     async def _drain(self, parts: Parts, serving: asyncio.Task[None]) -> None:
-        log.info("draining for up to %g s", self._config.drain_s)
+        log.info("draining for up to %g s", self._config.drain_seconds)
         try:
-            async with asyncio.timeout(self._config.drain_s):
+            async with asyncio.timeout(self._config.drain_seconds):
                 await asyncio.shield(serving)
         except TimeoutError:
-            log.warning("answers were left after %g s of draining", self._config.drain_s)
+            log.warning("answers were left after %g s of draining", self._config.drain_seconds)
             parts.running.end_all(Unavailable("the gateway is shutting down", retry_after_s=1.0))
             await serving
 
@@ -123,7 +123,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(parts.config.drain_s + CUT_MARGIN_S),
+        timeout_graceful_shutdown=int(parts.config.drain_seconds + CUT_MARGIN_S),
     )
 
 

@@ -122,7 +122,7 @@ class DecodeSession:
                     error = caught
                 except Exception:
                     log.exception("session with %s: fault", self.worker_id)
-                    error = InternalError("the session with the decode worker failed")
+                    error = Unavailable("the session with the decode worker failed")
                 if self.is_up:
                     log.warning("session with %s has ended: %s", self.worker_id, error.message)
                 self._went_down(error)

@@ -1,9 +1,9 @@
 """One answer's tokens to the text that may be sent: detokenised, cut at a stop string, complete at the end."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.sampling import FinishReason
+from common.sampling import FinishReason, SamplingParams
 from gateway.detokenizer import Detokenizer
 from gateway.stop import StopMatcher
 
@@ -17,42 +17,73 @@ class Piece:
     """Tokens that arrived with it. Their text may come with a later piece."""
     finish: FinishReason | None = None
     """Set on the last piece."""
-    stop_reason: str | None = None
-    """The stop string that ended the answer."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended the answer."""
 
 
 class TextStream:
-    """Turns the tokens of one answer into pieces. ``eos_token_ids`` have no text where they end the answer."""
+    """Turns the tokens of one answer into pieces.
 
-    def __init__(self, detokenizer: Detokenizer, stop_strings: Sequence[str], eos_token_ids: Collection[int]) -> None:
+    A token that ends the answer has no text, nor has a stop string, unless ``includes_stop`` asks for it. Stop strings
+    are looked for in what comes after ``min_tokens`` tokens.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop_strings: Sequence[str],
+        sampling: SamplingParams,
+        *,
+        includes_stop: bool = False,
+    ) -> None:
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stop_strings) if stop_strings else None
-        self._eos_token_ids = eos_token_ids
+        self._sampling = sampling
+        self._includes_stop = includes_stop
+        self._num_unmatched = sampling.min_tokens
 
     def feed(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> Piece:
         """Return what may be sent after ``token_ids``, the last of which ends the answer if ``finish`` is set.
 
         The piece finishes, with fewer tokens, when a stop string is found earlier.
         """
-        ends_by_token = finish is FinishReason.STOP and token_ids and token_ids[-1] in self._eos_token_ids
-        written = token_ids[:-1] if ends_by_token else token_ids
+        stop_token = self._stop_token(token_ids, finish)
+        ends_silently = finish is FinishReason.STOP and token_ids and not (stop_token and self._includes_stop)
+        written = token_ids[:-1] if ends_silently else token_ids
         if self._stop is None:
             text = self._detokenizer.feed(written)
-            return Piece(text + self._detokenizer.flush() if finish else text, token_ids, finish)
-        return self._feed_until_stop(self._stop, token_ids, written, finish)
+            return Piece(text + self._detokenizer.flush() if finish else text, token_ids, finish, stop_token)
+        return self._feed_until_stop(self._stop, token_ids, written, finish, stop_token)
+
+    def _stop_token(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> int | None:
+        """Return the token that ends the answer, if it is one that the client named."""
+        if finish is not FinishReason.STOP or not token_ids or token_ids[-1] in self._sampling.eos_token_ids:
+            return None
+        return token_ids[-1]
 
     def _feed_until_stop(
-        self, stop: StopMatcher, token_ids: tuple[int, ...], written: tuple[int, ...], finish: FinishReason | None
+        self,
+        stop: StopMatcher,
+        token_ids: tuple[int, ...],
+        written: tuple[int, ...],
+        finish: FinishReason | None,
+        stop_token: int | None,
     ) -> Piece:
-        text = ""
-        for n, token_id in enumerate(written, 1):
+        text = self._detokenizer.feed(written[: self._num_unmatched])
+        num_passed = min(self._num_unmatched, len(written))
+        self._num_unmatched -= num_passed
+        for n, token_id in enumerate(written[num_passed:], num_passed + 1):
             found = stop.feed(self._detokenizer.feed((token_id,)))
             text += found.text
             if found.matched is not None:
-                return Piece(text, token_ids[:n], FinishReason.STOP, found.matched)
+                return Piece(self._with_stop(text, found.matched), token_ids[:n], FinishReason.STOP, found.matched)
         if finish is None:
             return Piece(text, token_ids)
         found = stop.feed(self._detokenizer.flush())
         if found.matched is not None:
-            return Piece(text + found.text, token_ids, FinishReason.STOP, found.matched)
-        return Piece(text + found.text + stop.flush(), token_ids, finish)
+            text = self._with_stop(text + found.text, found.matched)
+            return Piece(text, token_ids, FinishReason.STOP, found.matched)
+        return Piece(text + found.text + stop.flush(), token_ids, finish, stop_token)
+
+    def _with_stop(self, text: str, stop: str) -> str:
+        return text + stop if self._includes_stop else text

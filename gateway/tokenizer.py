@@ -82,6 +82,12 @@ class Tokenizer:
         text = " ".join(self._tokenizer.decode(list(token_ids), skip_special_tokens=True).split())
         return text[:max_characters]
 
+    def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to write each of ``words``, at the beginning of a text and after a space, as tokens."""
+        forms = [form for word in words for form in (word, " " + word.lstrip(" "))]
+        encoded = [tuple(self._plain.encode(form, add_special_tokens=False).ids) for form in forms]
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+
     async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
         if num_characters <= INLINE_CHARACTERS:
             return work()

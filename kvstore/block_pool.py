@@ -79,6 +79,10 @@ class BlockPool:
         held = self.num_blocks - free - cached - quarantined
         return BlockCounts(self.num_blocks, free, cached, held, quarantined)
 
+    def quarantined(self) -> list[BlockId]:
+        """Return the blocks that are set aside, in order."""
+        return sorted(self._quarantined)
+
     def ref_count(self, block_id: BlockId) -> int:
         """Return how many references name the block; 0 unless it is held."""
         return self._ref_counts[block_id]

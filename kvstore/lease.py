@@ -75,6 +75,13 @@ class LeaseTable:
             found.append(transfer_id)
         return found
 
+    def remaining(self, now: float) -> list[tuple[TransferId, int, float]]:
+        """Return each lease's transfer, number of blocks, and seconds that are left of it."""
+        return [
+            (transfer_id, len(entry.block_ids), max(0.0, entry.expires_at_s - now))
+            for transfer_id, entry in self._entries.items()
+        ]
+
     def holders(self) -> list[Sequence[BlockId]]:
         """Return the blocks that each lease names."""
         return [entry.block_ids for entry in self._entries.values()]

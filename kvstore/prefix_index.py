@@ -13,7 +13,6 @@ hashes and block ids are stored, never KV. Every function is bounded in time and
 Redis does not do its part.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from common.ids import BlockHash, BlockId, Epoch, WorkerId
-from common.redis_client import CALL_TIMEOUT_S
+from common.redis_client import CALL_TIMEOUT_S, calling
 from kvstore.prefix_hash import DIGEST_BYTES, join_chain
 
 INDEX_TTL_S = 4.0
@@ -73,7 +72,7 @@ class PrefixIndex:
         """Return for each life how many leading blocks of ``chain`` it holds; one round trip."""
         if not chain or not lives:
             return [0] * len(lives)
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with calling(self._redis):
             found: list[int] = await self._depths([index_key(*life) for life in lives], [join_chain(chain)])
         return found
 
@@ -86,7 +85,7 @@ class PrefixIndex:
         pipe = self._redis.pipeline(transaction=False)
         for life in lives:
             pipe.hmget(index_key(*life), list(block_hashes))
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with calling(self._redis):
             rows: list[list[Any]] = await pipe.execute()
         return [
             [worker_id for (worker_id, _), row in zip(lives, rows, strict=True) if row[column] is not None]
@@ -100,7 +99,7 @@ class PrefixIndex:
         pipe = self._redis.pipeline(transaction=False)
         for life in lives:
             pipe.hlen(index_key(*life))
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with calling(self._redis):
             lengths: list[int] = await pipe.execute()
         return [max(0, length - 1) for length in lengths]
 
@@ -124,7 +123,7 @@ class PrefixIndexWriter:
             pipe.hdel(self._key, *batch)
         self._set(pipe, stored)
         pipe.pexpire(self._key, int(INDEX_TTL_S * 1000))
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with calling(self._redis):
             is_complete, *_ = await pipe.execute()
         return bool(is_complete)
 
@@ -135,12 +134,12 @@ class PrefixIndexWriter:
         self._set(pipe, stored)
         pipe.hset(self._key, _COMPLETE, 1)
         pipe.pexpire(self._key, int(INDEX_TTL_S * 1000))
-        async with asyncio.timeout(CALL_TIMEOUT_S + len(stored) / 50_000):
+        async with calling(self._redis, CALL_TIMEOUT_S + len(stored) / 50_000):
             await pipe.execute()
 
     async def delete(self) -> None:
         """Remove all entries, at the end of an orderly shutdown."""
-        async with asyncio.timeout(CALL_TIMEOUT_S):
+        async with calling(self._redis):
             await self._redis.unlink(self._key)
 
     def _set(self, pipe: Any, stored: Mapping[BlockHash, BlockId]) -> None:

@@ -8,6 +8,7 @@ recomputation after a preemption are all the same thing.
 from dataclasses import dataclass
 
 from common.ids import RequestId
+from common.model.history import TokenHistory
 from common.sampling import SamplingParams
 from kvstore.block_table import BlockTable
 
@@ -23,6 +24,8 @@ class Sequence:
     table: BlockTable
     sample_index: int = 0
     num_computed_tokens: int = 0
+    history: TokenHistory | None = None
+    """What the sampler has seen of the tokens, where the parameters ask for it."""
 
     @property
     def num_tokens(self) -> int:

@@ -26,7 +26,7 @@ class KvStorage:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
-        self._blocks = torch.zeros(num_blocks, layout.block_elements, dtype=layout.dtype, device=device)
+        self._blocks = _zeros(num_blocks, layout, device)
         self._bytes = self._blocks.view(torch.uint8)  # [num_blocks, block_bytes]
         self._rows = self._bytes.numpy() if device.type == "cpu" else None
 
@@ -84,3 +84,11 @@ class KvStorage:
         for block_id in block_ids:
             if not 0 <= block_id < self.num_blocks:
                 raise ValueError(f"block {block_id} does not exist, the storage has {self.num_blocks}")
+
+
+def _zeros(num_blocks: int, layout: KvLayout, device: torch.device) -> Tensor:
+    """Return ``[num_blocks, block_elements]`` zeros; on a CPU the memory is only taken when a block is first used."""
+    if device.type == "cpu":
+        untouched = np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8)
+        return torch.from_numpy(untouched).view(layout.dtype)
+    return torch.zeros(num_blocks, layout.block_elements, dtype=layout.dtype, device=device)

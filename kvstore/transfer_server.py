@@ -13,7 +13,7 @@ from functools import partial
 
 from common.errors import BatonError, ConfigError, FingerprintMismatch, StaleEpoch, UnknownTransfer
 from common.ids import BlockId, Epoch, TransferId
-from common.messages import Ack, Cancel, Done, End, Hello, HelloReply, Pull, Renew, RenewReply
+from common.messages import Ack, Cancel, Done, End, Hello, HelloReply, LeaseReport, Pull, Renew, RenewReply
 from common.rpc import Handlers
 from common.services import CANCEL, DONE, HELLO, PULL, RENEW
 from common.wire import MAX_FRAME_BYTES, encode_frame, encode_pull_item
@@ -32,6 +32,9 @@ MAX_BLOCK_BYTES = MAX_FRAME_BYTES - 64 * 1024
 
 TOMBSTONE_S = 60.0
 """An ended transfer, or a cancel that came early, is remembered this long."""
+
+SHOWN_ID_LENGTH = 11
+"""Characters of a transfer's id that are shown: enough to tell them apart, too few to pull with."""
 
 _MAX_TOMBSTONES = 10_000
 _MAX_REAP_INTERVAL_S = 1.0
@@ -120,6 +123,13 @@ class TransferServer:
         for transfer_id in self._leases.expired(self._clock()):
             error = UnknownTransfer("the transfer's lease ran out before it was renewed")
             self._release(transfer_id, None, ReleaseReason.EXPIRED, error)
+
+    def report(self) -> tuple[LeaseReport, ...]:
+        """Return the leases that stand, for people."""
+        return tuple(
+            LeaseReport(transfer_id[:SHOWN_ID_LENGTH], num_blocks, round(remaining_s, 3))
+            for transfer_id, num_blocks, remaining_s in self._leases.remaining(self._clock())
+        )
 
     async def run(self) -> None:
         """Reap on a timer until cancelled."""

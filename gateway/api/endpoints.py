@@ -13,7 +13,7 @@ from gateway.api.answer import respond
 from gateway.api.body import read_json_body
 from gateway.api.chat_reply import ChatReply
 from gateway.api.completion_reply import CompletionReply
-from gateway.api.fields import CommonFields, sampling_params
+from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
 from gateway.errors import ModelNotFound
@@ -84,14 +84,20 @@ def _generation(
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
     def make_text(sampling: SamplingParams) -> TextStream:
-        return TextStream(tokenizer.detokenizer(continues=continues), stop, sampling.eos_token_ids)
+        return TextStream(
+            tokenizer.detokenizer(continues=continues),
+            stop,
+            sampling,
+            includes_stop=bool(fields.include_stop_str_in_output),
+        )
+
+    model_tokens = ModelTokens(
+        tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
+    )
 
     return Generation(
         parts.services,
-        [
-            Job(tuple(prompt), sampling_params(fields, len(prompt), limit, tokenizer.eos_token_ids))
-            for prompt in prompts
-        ],
+        [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts],
         make_text,
         ticket,
         parts.running,

@@ -7,6 +7,8 @@ follow vLLM's; each error says the limit.
 import math
 import re
 import secrets
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +23,12 @@ MAX_ECHO = 200
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 4096
+MAX_STOP_TOKENS = 128
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_ALLOWED_TOKENS = 10_000
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 1024
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 _PATH = re.compile(r" - at `\$\.(\w+)")
@@ -43,6 +51,17 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -87,8 +106,16 @@ def check_common(fields: CommonFields) -> None:
     _check_token_limit("max_tokens", fields.max_tokens)
     _check_token_limit("max_completion_tokens", fields.max_completion_tokens)
     _check_range("temperature", fields.temperature, 0, 2)
-    _check_top_p(fields.top_p)
+    _check_share("top_p", fields.top_p)
     _check_range("top_k", fields.top_k, -1, math.inf)
+    _check_range("min_p", fields.min_p, 0, 1)
+    _check_share("typical_p", fields.typical_p)
+    _check_range("presence_penalty", fields.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
+    if fields.repetition_penalty is not None and not 0 < fields.repetition_penalty < math.inf:
+        raise InvalidRequest("repetition_penalty must be above 0 and finite", param="repetition_penalty")
+    _check_lists(fields)
+    _check_min_tokens(fields.min_tokens, fields.token_limit())
     _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
     _check_stop(fields.stop_strings())
     check_salt(fields.cache_salt)
@@ -102,9 +129,37 @@ def _check_range(name: str, value: float | None, low: float, high: float) -> Non
         raise InvalidRequest(f"{name} must be {limit}", param=name)
 
 
-def _check_top_p(top_p: float | None) -> None:
-    if top_p is not None and not 0 < top_p <= 1:
-        raise InvalidRequest("top_p must be above 0 and at most 1", param="top_p")
+def _check_share(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value <= 1:
+        raise InvalidRequest(f"{name} must be above 0 and at most 1", param=name)
+
+
+def _check_lists(fields: CommonFields) -> None:
+    _check_length("logit_bias", fields.logit_bias, MAX_BIASES)
+    _check_length("allowed_token_ids", fields.allowed_token_ids, MAX_ALLOWED_TOKENS)
+    _check_length("bad_words", fields.bad_words, MAX_BAD_WORDS)
+    _check_length("stop_token_ids", fields.stop_token_ids, MAX_STOP_TOKENS)
+    if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
+        raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
+    for bias in (fields.logit_bias or {}).values():
+        _check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+    for word in fields.bad_words or ():
+        if not 0 < len(word) <= MAX_BAD_WORD_LENGTH:
+            raise InvalidRequest(f"bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters each", param="bad_words")
+
+
+def _check_length(name: str, value: Sized | None, limit: int) -> None:
+    if value is not None and len(value) > limit:
+        raise InvalidRequest(f"{name} has more than {limit} entries", param=name)
+
+
+def _check_min_tokens(value: int | None, limit: int | None) -> None:
+    if value is None:
+        return
+    if value < 0:
+        raise InvalidRequest("min_tokens must be at least 0", param="min_tokens")
+    if limit is not None and value > limit:
+        raise InvalidRequest(f"min_tokens is {value}, but at most {limit} tokens may be written", param="min_tokens")
 
 
 def _check_stop(stop: tuple[str, ...]) -> None:
@@ -121,13 +176,23 @@ def _check_token_limit(name: str, value: int | None) -> None:
         raise InvalidRequest(f"{name} must be at least 1", param=name)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTokens:
+    """What parameters ask of the model's tokenizer."""
+
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    bad_words: tuple[tuple[int, ...], ...]
+    """The request's bad words as tokens."""
+
+
 def sampling_params(
-    fields: CommonFields, num_prompt_tokens: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+    fields: CommonFields, num_prompt_tokens: int, max_model_len: int, tokens: ModelTokens
 ) -> SamplingParams:
     """Return how an answer to a prompt of ``num_prompt_tokens`` is sampled.
 
-    Raises InvalidRequest when the prompt has no token, and ContextLengthExceeded when prompt and answer do not fit
-    ``max_model_len``.
+    Raises InvalidRequest when the prompt has no token or a token id is none of the model's, and ContextLengthExceeded
+    when prompt and answer do not fit ``max_model_len``.
     """
     if num_prompt_tokens < 1:
         raise InvalidRequest("the prompt has no tokens", param=prompt_field(fields))
@@ -150,8 +215,41 @@ def sampling_params(
         top_p=_given(fields.top_p, 1.0),
         top_k=max(0, _given(fields.top_k, 0)),
         seed=secrets.randbits(64) if fields.seed is None else fields.seed % 2**64,
-        eos_token_ids=() if fields.ignore_eos else eos_token_ids,
+        min_p=_given(fields.min_p, 0.0),
+        typical_p=_given(fields.typical_p, 1.0),
+        repetition_penalty=_given(fields.repetition_penalty, 1.0),
+        presence_penalty=_given(fields.presence_penalty, 0.0),
+        frequency_penalty=_given(fields.frequency_penalty, 0.0),
+        logit_bias=_biases(fields.logit_bias or {}, tokens.vocab_size),
+        allowed_token_ids=_token_ids("allowed_token_ids", fields.allowed_token_ids or (), tokens.vocab_size),
+        bad_words=tokens.bad_words,
+        min_tokens=_min_tokens(fields, wanted or room),
+        eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
+        stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
     )
+
+
+def _min_tokens(fields: CommonFields, limit: int) -> int:
+    wanted = fields.min_tokens or 0
+    _check_min_tokens(wanted, limit)
+    return wanted
+
+
+def _biases(biases: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not all(len(key) < 16 and key.isascii() and key.isdecimal() for key in biases):
+        raise InvalidRequest("logit_bias must have token ids as its keys", param="logit_bias")
+    token_ids = [int(key) for key in biases]
+    if len(set(token_ids)) < len(token_ids):
+        raise InvalidRequest("logit_bias names a token twice", param="logit_bias")
+    _token_ids("logit_bias", token_ids, vocab_size)
+    return tuple(zip(token_ids, map(float, biases.values()), strict=True))
+
+
+def _token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return ``token_ids`` without repetitions; raises InvalidRequest when one is not below ``vocab_size``."""
+    if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+        raise InvalidRequest(f"{name} has a token id that is not between 0 and {vocab_size - 1}", param=name)
+    return tuple(dict.fromkeys(token_ids))
 
 
 def prompt_field(fields: CommonFields) -> str:

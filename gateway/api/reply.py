@@ -37,7 +37,7 @@ class WholeAnswer:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
 
 
 def gather(pieces: Sequence[Piece]) -> WholeAnswer:

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from common.addresses import is_loopback
 from common.errors import ConfigError
 from common.messages import Role
 from common.sizes import parse_size
@@ -23,10 +24,14 @@ class WorkerConfig:
     """Stable name in the cluster; empty: the role, the host's name and the process id."""
 
     host: str = "127.0.0.1"
-    """Address to listen on and to give to other processes."""
+    """Address to listen on, and to give to other processes unless --advertise does."""
 
     port: int = 0
     """Port to listen on; 0 takes a free one."""
+
+    advertise: str = ""
+    """HOST:PORT that other processes connect to, where a proxy or a port mapping stands between; empty: what it listens
+    on."""
 
     redis: str = "redis://127.0.0.1:6379"
     """URL of the Redis server."""
@@ -73,7 +78,7 @@ class WorkerConfig:
     lease_s: float = 30.0
     """Seconds that a finished prefill keeps its blocks for a decode worker that does not renew."""
 
-    drain_s: float = 30.0
+    drain_seconds: float = 30.0
     """Seconds that running work may take after SIGTERM."""
 
     log_level: str = "INFO"
@@ -90,6 +95,13 @@ class WorkerConfig:
                 raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
         if not 0 < self.tenant_cache_share <= 1:
             raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
+        for flag in ("lease_s", "drain_seconds"):
+            if not getattr(self, flag) > 0:
+                raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")
+        if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
+            raise ConfigError(f"--advertise must be HOST:PORT, not {self.advertise}")
+        if not self.cluster_token and not is_loopback(self.host):
+            raise ConfigError(f"--host {self.host} can be reached by others, so BATON_CLUSTER_TOKEN must be set")
         parse_size(self.kv_memory, flag="--kv-memory")
 
     def name_for(self, role: Role) -> str:

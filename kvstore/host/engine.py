@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from common.ids import TransferId
-from common.messages import Role, SlotCounts, WorkerLoad
+from common.messages import Role, SequenceReport, SlotCounts, WorkerLoad
 from common.rpc import Handlers
 from kvstore.block_table import BlockTable
 from kvstore.host.parts import Parts
@@ -45,6 +45,10 @@ class Engine(Protocol):
 
     def tables(self) -> Iterable[BlockTable]:
         """Return every block table that holds blocks."""
+        ...
+
+    def sequences(self) -> Iterable[SequenceReport]:
+        """Return what each sequence here is doing, for people."""
         ...
 
     def counters(self) -> dict[str, int]:

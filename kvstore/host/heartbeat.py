@@ -4,12 +4,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 
 from msgspec.structs import replace
 
-from common.ids import BlockId
 from common.messages import Role, WorkerRecord, WorkerState
 from common.redis_client import RedisUnavailable
 from common.registry import HEARTBEAT_S, publish, withdraw
@@ -92,15 +91,11 @@ class Heartbeat:
             counters=counters,
         )
 
-    def _holders(self) -> list[Sequence[BlockId]]:
-        tables = [table.block_ids for table in self._engine.tables()]
-        return [*tables, *self._parts.lender.holders(), *self._parts.fetcher.holders()]
-
     def _check_when_idle(self, record: WorkerRecord) -> None:
         idle = record.load.running + record.load.waiting == 0
         if idle and not self._was_idle:
             try:
-                self._parts.model.pool.check_integrity(self._holders())
+                self._parts.model.pool.check_integrity(self._parts.holders(self._engine.tables()))
             except IntegrityError as error:
                 self._num_integrity_failures += 1
                 log.error("the block pool's books do not balance: %s", error)

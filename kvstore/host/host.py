@@ -1,7 +1,7 @@
 """A worker process: loads the model, runs one role's engine, and shuts down in order.
 
 Life: bind the port, load the model, announce READY, work; on SIGTERM or SIGINT announce DRAINING, let running work end
-within ``drain_s``, withdraw, stop.
+within ``drain_seconds``, withdraw, stop.
 """
 
 import asyncio
@@ -16,12 +16,14 @@ from common.messages import HelloReply, Role, SlotCounts, WorkerState
 from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
 from kvstore.host.config import WorkerConfig
+from kvstore.host.control import Control
 from kvstore.host.engine import Engine, create_engine
 from kvstore.host.heartbeat import Heartbeat
 from kvstore.host.index_publisher import IndexPublisher
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
+from kvstore.lease_keeper import RENEW_S
 from kvstore.lender import Lender
 from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
@@ -30,6 +32,9 @@ from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
 
 log = logging.getLogger(__name__)
+
+RENEW_SHARE = 1 / 6
+"""Part of a lease's time after which it is renewed, so that several renewals may fail."""
 
 RPC_GRACE_S = 0.5
 """Calls that still run when everything else has ended get this long."""
@@ -97,12 +102,18 @@ class Host:
             loop.time,
         )
         lender = Lender(model.pool, transfers, identity.epoch)
-        puller = TransferClient(model.storage, self._config.block_size, identity, peers)
+        puller = TransferClient(
+            model.storage,
+            self._config.block_size,
+            identity,
+            peers,
+            renew_s=min(RENEW_S, self._config.lease_s * RENEW_SHARE),
+        )
         return Parts(
             config=self._config,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
-            address=server.address,
+            address=self._config.advertise or server.address,
             model=model,
             compute=compute,
             redis=redis,
@@ -115,7 +126,9 @@ class Host:
 
     async def _serve(self, server: RpcServer, parts: Parts) -> None:
         self._engine: Engine = create_engine(self._role, parts)
-        server.mount(parts.transfers.handlers().merged(parts.lender.handlers()).merged(self._engine.handlers()))
+        control = Control(parts, self._role, self._engine, lambda: self._state, self.stop)
+        served = parts.transfers.handlers().merged(parts.lender.handlers()).merged(self._engine.handlers())
+        server.mount(served.merged(control.handlers()))
         heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
         publisher = IndexPublisher(parts.redis, parts.worker_id, parts.epoch, parts.model.pool)
         async with asyncio.TaskGroup() as group:
@@ -139,15 +152,15 @@ class Host:
 
     async def _drain(self, heartbeat: Heartbeat, parts: Parts) -> None:
         self._state = WorkerState.DRAINING
-        log.info("draining for up to %g s", self._config.drain_s)
+        log.info("draining for up to %g s", self._config.drain_seconds)
         await heartbeat.beat()
         try:
-            async with asyncio.timeout(self._config.drain_s):
+            async with asyncio.timeout(self._config.drain_seconds):
                 await self._engine.drain()
                 await parts.lender.wait_returned()
                 await parts.puller.wait_told()
         except TimeoutError:
-            log.warning("work was left after %g s of draining", self._config.drain_s)
+            log.warning("work was left after %g s of draining", self._config.drain_seconds)
 
 
 async def run_worker(config: WorkerConfig, role: Role) -> None:

@@ -1,13 +1,14 @@
 """What a worker has whatever its role: the model, the blocks, and the ways to reach others."""
 
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from redis.asyncio import Redis
 
-from common.ids import BlockHash, Epoch, WorkerId
+from common.ids import BlockHash, BlockId, Epoch, WorkerId
 from common.messages import Fingerprint
 from common.model.load import load_model
 from common.model.runner import ModelRunner
@@ -63,6 +64,10 @@ class Parts:
         """Return a step loop's hold on the compute thread."""
         return Stepper(self.compute, self.model.runner, self.config.block_size)
 
+    def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
+        """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""
+        return [*(table.block_ids for table in tables), *self.lender.holders(), *self.fetcher.holders()]
+
     def new_table(self, cache_salt: str) -> BlockTable:
         """Return an empty block table whose blocks are shared within ``cache_salt`` only."""
         hasher = PrefixHasher(_root(self.model.fingerprint, cache_salt), self.config.block_size)
@@ -77,6 +82,7 @@ def _root(worker: Fingerprint, cache_salt: str) -> BlockHash:
 def load_model_parts(config: WorkerConfig) -> ModelParts:
     """Load the model and make its pool; runs on the compute thread. Raises UnsupportedModel or ConfigError."""
     torch.set_num_threads(config.threads or torch.get_num_threads())
+    log.info("loading %s", config.model)
     loaded = load_model(
         config.model, dtype=config.dtype, device=config.device, max_model_len=config.max_model_len or None
     )

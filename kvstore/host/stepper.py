@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from common.errors import InternalError
 from common.model.batch import Row, build_step
+from common.model.history import TokenHistory
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
 from kvstore.block_table import BlockTable
@@ -94,8 +95,11 @@ class Stepper:
     def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[int]]:
         rows = [_row(chunk) for chunk in chunks]
         samples = [_sample_row(chunk.sequence) for chunk in chunks if chunk.samples]
+        unseen = [_unseen(chunk.sequence) for chunk in chunks if chunk.samples and chunk.sequence.history is not None]
 
         def compute() -> list[int]:
+            for tokens in unseen:
+                tokens.history.extend(tokens.token_ids)
             logits = self._runner.forward(build_step(rows, self._block_size))  # [len(samples), vocab] float32
             return sample(logits, samples) if samples else []
 
@@ -115,4 +119,25 @@ def _row(chunk: Chunk) -> Row:
 
 
 def _sample_row(sequence: Sequence) -> SampleRow:
-    return SampleRow(sequence.sampling, sequence.sample_index, position=sequence.num_tokens)
+    if sequence.history is None and sequence.sampling.reads_history:
+        sequence.history = TokenHistory(sequence.num_prompt_tokens)
+    return SampleRow(
+        sequence.sampling,
+        sequence.sample_index,
+        position=sequence.num_tokens,
+        num_output_tokens=sequence.num_output_tokens,
+        history=sequence.history,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unseen:
+    """Tokens that a history does not know yet, copied before the step."""
+
+    history: TokenHistory
+    token_ids: Seq[int]
+
+
+def _unseen(sequence: Sequence) -> _Unseen:
+    assert sequence.history is not None
+    return _Unseen(sequence.history, sequence.token_ids[sequence.history.num_tokens :])

@@ -41,7 +41,7 @@ def held_by(host: Host, role: Role, num_tokens: int) -> PeerPrefix:
 @asynccontextmanager
 async def fleet(model: str, redis_url: str, *, prefills: int, decodes: int, **options: Any) -> AsyncIterator[Fleet]:
     """Run so many workers on ``model`` with small chunks; at the end no block may be held."""
-    defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_s": 5.0}
+    defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_seconds": 5.0}
     config: dict[str, Any] = {"model": model, "redis": redis_url, "cluster_token": TOKEN} | defaults | options
     hosts = {
         role: [Host(WorkerConfig(worker_id=f"{role}-{number}", **config), role) for number in range(count)]

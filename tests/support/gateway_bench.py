@@ -67,7 +67,13 @@ class Bench:
         model = model or write_model(self.folder / "model", self.tokenizer)
         config = GatewayConfig(
             str(model),
-            **{"served_model_name": MODEL, "port": 0, "redis": self.redis_url, "cluster_token": TOKEN, "drain_s": 5.0}
+            **{
+                "served_model_name": MODEL,
+                "port": 0,
+                "redis": self.redis_url,
+                "cluster_token": TOKEN,
+                "drain_seconds": 5.0,
+            }
             | options,
         )
         self.server = server = GatewayServer(config)

@@ -189,7 +189,7 @@ async def started(host: Host, group: asyncio.TaskGroup) -> asyncio.Task[None]:
 @asynccontextmanager
 async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Split]:
     """Run one prefill and one decode worker on ``model`` with small chunks; ``options`` change their configuration."""
-    defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_s": 5.0}
+    defaults = {"kv_blocks": 256, "token_budget": 48, "local_chunk_tokens": 16, "threads": 1, "drain_seconds": 5.0}
     config = WorkerConfig(model=model, redis=redis_url, cluster_token=TOKEN, **(defaults | options))
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
     async with connect(redis_url) as redis, asyncio.TaskGroup() as group:

@@ -183,7 +183,7 @@ async def test_running_answers_end_before_the_gateway_does(bench: Bench) -> None
 
 async def test_answers_that_outlast_the_drain_end_in_an_error_event(bench: Bench) -> None:
     decode = await paused(bench, 2)
-    await bench.gateway(drain_s=0.3)
+    await bench.gateway(drain_seconds=0.3)
     assert bench.server is not None
     task = asyncio.create_task(bench.stream("/v1/completions", prompt="x"))
     await bench.wait_until(lambda: _has_tokens(decode, 2))

@@ -7,6 +7,7 @@ import httpx2
 import pytest
 
 from common.errors import InvalidRequest
+from common.sampling import SamplingParams
 from tests.support.gateway_bench import Bench
 
 pytestmark = pytest.mark.anyio
@@ -45,13 +46,31 @@ BOTH = [
     ({"n": 2}, "n"),
     ({"n": 2**31}, "n"),
     ({"n": 0}, "n"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": -1}, "frequency_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"min_p": 0.1}, "min_p"),
-    ({"min_tokens": 16}, "min_tokens"),
-    ({"stop_token_ids": [5]}, "stop_token_ids"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1.0}, "repetition_penalty"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+    ({"logit_bias": {"999999999": 1}}, "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(12_000)}}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5] * 12_000}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "min_tokens": "x"}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x"] * 12_000}, "bad_words"),
+    ({"bad_words": ["x" * 2000]}, "bad_words"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"min_tokens": 10_000}, "min_tokens"),
+    ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+    ({"stop_token_ids": [5] * 12_000}, "stop_token_ids"),
+    ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 100}}}, "response_format"),
     ({"guided_json": {}}, "guided_json"),
@@ -226,6 +245,36 @@ async def test_served_fields_reach_the_worker(bench: Bench) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
     assert (sampling.seed, sampling.max_tokens) == (2**64 - 1, 5)
     assert sampling.eos_token_ids == (2,)
+    fields = {
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "logit_bias": {"5": 1, "6": -100},
+        "allowed_token_ids": [5, 6, 7, 5],
+        "bad_words": ["the"],
+        "min_tokens": 3,
+        "stop_token_ids": [9],
+    }
+    await bench.complete(**fields)
+    submit = decode.submits.pop()
+    assert set(submit.sampling.bad_words) == {tuple(bench.tokenizer.encode(word).ids) for word in ("the", " the")}
+    assert submit.sampling == SamplingParams(
+        max_tokens=256 - len(bench.tokenizer.encode("The capital").ids),
+        min_p=0.1,
+        typical_p=0.9,
+        seed=submit.sampling.seed,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-1.0,
+        logit_bias=((5, 1.0), (6, -100.0)),
+        allowed_token_ids=(5, 6, 7),
+        bad_words=submit.sampling.bad_words,
+        min_tokens=3,
+        eos_token_ids=(2,),
+        stop_token_ids=(9,),
+    )
     await bench.chat(ignore_eos=True)
     assert decode.submits[1].sampling.eos_token_ids == ()
     assert decode.submits[1].sampling.max_tokens == 256 - len(decode.submits[1].token_ids)

@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
         ({"local_prefill_tokens": -1}, "--local-prefill-tokens"),
         ({"request_timeout_s": 0}, "--request-timeout-s"),
         ({"keep_alive_s": float("nan")}, "--keep-alive-s"),
-        ({"drain_s": -1}, "--drain-s"),
+        ({"drain_seconds": -1}, "--drain-seconds"),
         ({"api_key": ("",)}, "--api-key"),
     ],
 )

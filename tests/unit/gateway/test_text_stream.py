@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.sampling import FinishReason
+from common.sampling import FinishReason, SamplingParams
 from gateway.detokenizer import detokenizer_factory
 from gateway.text_stream import Piece, TextStream
 from tests.support import tiny_tokenizers
@@ -13,11 +13,12 @@ from tests.support import tiny_tokenizers
 TOKENIZER = tiny_tokenizers.byte_level()
 MAKE = detokenizer_factory(TOKENIZER)
 EOS = 2
+SAMPLING = SamplingParams(64, eos_token_ids=(EOS,))
 
 
 def run(token_ids: list[int], sizes: list[int], stops: list[str], finish: FinishReason) -> list[Piece]:
     """Feed ``token_ids`` in pieces of ``sizes``, then one by one, until a piece finishes."""
-    stream = TextStream(MAKE(False), stops, (EOS,))
+    stream = TextStream(MAKE(False), stops, SAMPLING)
     parts, rest = [], tuple(token_ids)
     for size in itertools.chain(sizes, itertools.repeat(1)):
         parts.append(rest[:size])
@@ -65,6 +66,28 @@ def test_an_end_token_in_the_middle_has_no_text_and_does_not_end() -> None:
 
 def test_only_the_tokens_up_to_a_stop_string_are_in_the_piece() -> None:
     token_ids = tuple(TOKENIZER.encode("one. two").ids)
-    piece = TextStream(MAKE(False), ["."], (EOS,)).feed(token_ids, None)
+    piece = TextStream(MAKE(False), ["."], SAMPLING).feed(token_ids, None)
     assert piece.text == "one"
     assert TOKENIZER.decode(list(piece.token_ids)) == "one."
+
+
+def test_with_its_stop_string_if_that_is_asked_for() -> None:
+    stream = TextStream(MAKE(False), ["."], SAMPLING, includes_stop=True)
+    assert stream.feed(tuple(TOKENIZER.encode("one. two").ids), None).text == "one."
+
+
+def test_a_stop_token_is_named_and_has_text_only_if_that_is_asked_for() -> None:
+    (stop_id,) = TOKENIZER.encode(".").ids
+    token_ids = tuple(TOKENIZER.encode("one.").ids)
+    sampling = SamplingParams(64, eos_token_ids=(EOS,), stop_token_ids=(stop_id,))
+    for includes_stop, text in ((False, "one"), (True, "one.")):
+        piece = TextStream(MAKE(False), [], sampling, includes_stop=includes_stop).feed(token_ids, FinishReason.STOP)
+        assert (piece.text, piece.stop_reason) == (text, stop_id)
+    silent = TextStream(MAKE(False), [], sampling, includes_stop=True).feed((*token_ids[:-1], EOS), FinishReason.STOP)
+    assert (silent.text, silent.stop_reason) == ("one", None)
+
+
+def test_stop_strings_are_looked_for_after_min_tokens_only() -> None:
+    token_ids = tuple(TOKENIZER.encode("a. b. c").ids)
+    stream = TextStream(MAKE(False), ["."], SamplingParams(64, min_tokens=len(TOKENIZER.encode("a.").ids)))
+    assert stream.feed(token_ids, None).text == "a. b"

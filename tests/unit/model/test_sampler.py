@@ -1,104 +1,125 @@
 """Sampling against a plain reference, against chance, and for independence of the batch."""
 
-import math
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from common.errors import InternalError
+from common.model.history import TokenHistory
 from common.model.sampler import SampleRow, sample
-from common.sampling import SamplingParams, uniform
+from common.sampling import SamplingParams
+from tests.support.plain_sampler import PlainCase, edited, kept_weights, plain_sample
 
-VOCAB = 700
-"""More than the head that is looked at before a whole row is sorted."""
-
-
-def by_definition(logits: list[float], row: SampleRow) -> int:
-    """Sample one row with Python numbers, from the docstring of the sampler alone."""
-    params, best = row.params, max(logits)
-    if params.temperature == 0:
-        return logits.index(best)
-    weights = [math.exp((logit - best) / params.temperature) for logit in logits]
-    kept = sorted(weights, reverse=True)
-    if 0 < params.top_k < len(kept):
-        kept = [weight for weight in kept if weight >= kept[params.top_k - 1]]
-    least = kept[-1]
-    if params.top_p < 1:
-        total, running = math.fsum(kept), 0.0
-        for weight in kept:
-            running += weight
-            least = weight
-            if running >= params.top_p * total:
-                break
-    kept_weights = [weight if weight >= least else 0.0 for weight in weights]
-    target = uniform(params.seed, row.sample_index, row.position) * math.fsum(kept_weights)
-    running = 0.0
-    for token_id, weight in enumerate(kept_weights):
-        running += weight
-        if running > target:
-            return token_id
-    raise AssertionError("the numbers do not add up")
+VOCAB = 400
+EOS, STOP = 2, 7
 
 
 def params(**changes: object) -> SamplingParams:
     return SamplingParams(max_tokens=1, **changes)  # type: ignore[arg-type]
 
 
-def random_rows(count: int, seed: int) -> tuple[torch.Tensor, list[SampleRow]]:
+def random_case(rng: random.Random) -> PlainCase:
+    """Return parameters that use about a third of everything there is, behind a short text of few tokens."""
+
+    def maybe(value: Any, otherwise: Any) -> Any:
+        return value if rng.random() < 0.35 else otherwise
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(rng.sample(range(VOCAB), count))
+
+    chosen = params(
+        temperature=rng.choice([0.0, 0.01, 0.3, 0.7, 1.0, 1.0, 1.5, 5.0]),
+        top_p=maybe(rng.choice([0.0, 0.1, 0.5, 0.9, 0.95, 0.999]), 1.0),
+        top_k=maybe(rng.choice([1, 2, 5, 40, 300, VOCAB, 10 * VOCAB]), 0),
+        min_p=maybe(rng.choice([0.001, 0.05, 0.5, 1.0]), 0.0),
+        typical_p=maybe(rng.choice([0.1, 0.5, 0.9, 0.99]), 1.0),
+        seed=rng.randrange(2**64),
+        repetition_penalty=maybe(rng.choice([0.5, 1.1, 1.3, 2.0]), 1.0),
+        presence_penalty=maybe(rng.uniform(-2, 2), 0.0),
+        frequency_penalty=maybe(rng.uniform(-2, 2), 0.0),
+        logit_bias=maybe(tuple((token, rng.uniform(-100, 100)) for token in some(3)), ()),
+        allowed_token_ids=maybe(some(rng.choice([1, 2, 30])), ()),
+        bad_words=maybe(((5,), (5, 6), (6, 5, 8), some(2)), ()),
+        min_tokens=maybe(rng.randrange(12), 0),
+        eos_token_ids=(EOS,),
+        stop_token_ids=(STOP,),
+    )
+    prompt = [rng.randrange(10) for _ in range(rng.randrange(1, 12))]
+    return PlainCase(chosen, rng.randrange(4), prompt, [rng.randrange(10) for _ in range(rng.randrange(12))])
+
+
+def as_row(case: PlainCase) -> SampleRow:
+    history = TokenHistory(len(case.prompt))
+    history.extend([*case.prompt, *case.output])
+    position = len(case.prompt) + len(case.output)
+    return SampleRow(case.params, case.sample_index, position, len(case.output), history)
+
+
+def random_cases(count: int, seed: int) -> tuple[torch.Tensor, list[PlainCase]]:
     rng = random.Random(seed)
     spread = torch.tensor([rng.choice([0.1, 1.0, 4.0, 12.0]) for _ in range(count)])
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, VOCAB, generator=generator) * spread[:, None]
-    rows = [
-        SampleRow(
-            params(
-                temperature=rng.choice([0.0, 0.01, 0.3, 0.7, 1.0, 1.5, 5.0]),
-                top_p=rng.choice([0.0, 0.1, 0.5, 0.9, 0.95, 0.999, 1.0, 1.0]),
-                top_k=rng.choice([0, 0, 1, 2, 5, 40, 600, VOCAB, 10 * VOCAB]),
-                seed=rng.randrange(2**64),
-            ),
-            sample_index=rng.randrange(4),
-            position=rng.randrange(5000),
-        )
-        for _ in range(count)
-    ]
-    return logits, rows
+    return logits, [random_case(rng) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_parameters_equal_the_plain_reference(seed: int):
-    logits, rows = random_rows(64, seed)
-    assert sample(logits, rows) == [by_definition(logits[i].tolist(), row) for i, row in enumerate(rows)]
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_thousand_random_parameter_sets_equal_the_plain_reference(seed: int):
+    logits, cases = random_cases(1000, seed)
+    expected = [plain_sample(row, case) for row, case in zip(logits.tolist(), cases, strict=True)]
+    assert sample(logits, [as_row(case) for case in cases]) == expected
 
 
 def test_a_token_does_not_depend_on_its_batch():
-    logits, rows = random_rows(64, seed=100)
+    logits, cases = random_cases(64, seed=100)
+    rows = [as_row(case) for case in cases]
     together = sample(logits, rows)
     assert [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)] == together
     order = torch.randperm(64)
     assert sample(logits[order], [rows[i] for i in order.tolist()]) == [together[i] for i in order.tolist()]
 
 
+def test_a_history_that_grew_step_by_step_is_the_one_of_all_tokens_at_once():
+    rng = random.Random(5)
+    prompt, output = [rng.randrange(600) for _ in range(900)], [rng.randrange(600) for _ in range(300)]
+    whole, grown = TokenHistory(900), TokenHistory(900)
+    whole.extend(prompt + output)
+    for start in range(0, 1200, 70):
+        grown.extend((prompt + output)[start : start + 70])
+    for history in (whole, grown):
+        counts = dict(zip(history.ids.tolist(), history.output_counts.tolist(), strict=True))
+        assert counts == {token: output.count(token) for token in {*prompt, *output}}
+        assert history.output_ids == output
+
+
 def chi_square(observed: dict[int, int], expected: dict[int, float]) -> float:
     return sum((observed.get(token, 0) - count) ** 2 / count for token, count in expected.items())
 
 
-@pytest.mark.parametrize("changes", [{}, {"top_k": 5}, {"top_p": 0.7}, {"temperature": 0.5, "top_k": 6, "top_p": 0.9}])
-def test_frequencies_follow_the_distribution(changes: dict[str, float]):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"typical_p": 0.6},
+        {"temperature": 0.5, "top_k": 6, "top_p": 0.9},
+        {"temperature": 1.5, "min_p": 0.1, "logit_bias": ((3, 2.0),)},
+    ],
+)
+def test_frequencies_follow_the_distribution(changes: dict[str, Any]):
     draws = 4000
     logits = torch.tensor([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, 0.2, -0.5])
     chosen = params(**({"temperature": 1.0, "seed": 9} | changes))
     rows = [SampleRow(chosen, 0, position) for position in range(draws)]
     tokens = sample(logits.expand(draws, -1), rows)
     observed = {token: tokens.count(token) for token in set(tokens)}
-    weights = torch.softmax(logits.double() / chosen.temperature, 0)
-    kept: list[int] = []
-    for token in weights.argsort(descending=True).tolist()[: chosen.top_k or None]:
-        inside = weights[weights.argsort(descending=True)[: chosen.top_k or None]].sum()
-        if float(weights[kept].sum() / inside) < chosen.top_p:
-            kept.append(token)
-    expected = {token: draws * float(weights[token] / weights[kept].sum()) for token in kept}
+    scores = edited(logits.tolist(), PlainCase(chosen, 0, [], []))
+    weights = kept_weights([(x - max(scores)) / chosen.temperature for x in scores], chosen)
+    expected = {token: draws * weight / sum(weights) for token, weight in enumerate(weights) if weight}
     assert set(observed) <= set(expected)
     # 0.9999 quantile of chi-square with 7 degrees of freedom, the most that there can be
     assert chi_square(observed, expected) < 29.9
@@ -148,3 +169,12 @@ def test_nothing_to_sample_and_a_wrong_count():
     assert sample(torch.zeros(0, 5), []) == []
     with pytest.raises(ValueError, match="2 rows"):
         sample(torch.zeros(2, 5), [])
+
+
+def test_ends_wait_for_min_tokens_unless_nothing_else_is_left():
+    logits = torch.tensor([[0.0, 1.0, 9.0, 2.0]])
+    held = params(temperature=0.0, eos_token_ids=(2,), min_tokens=3)
+    assert sample(logits, [SampleRow(held, 0, 7, num_output_tokens=2)]) == [3]
+    assert sample(logits, [SampleRow(held, 0, 8, num_output_tokens=3)]) == [2]
+    only_end = params(temperature=0.0, eos_token_ids=(2,), min_tokens=3, allowed_token_ids=(2,))
+    assert sample(logits, [SampleRow(only_end, 0, 7, num_output_tokens=2)]) == [2]
