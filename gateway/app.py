@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from common.addresses import is_loopback
 from common.errors import BatonError
-from gateway.api import admin, endpoints, models, status
+from gateway.api import admin, cache, endpoints, models, status
 from gateway.door import Door, on_error, on_http_exception
 from gateway.keys import Keys
 from gateway.parts import Parts
@@ -18,6 +18,10 @@ ROUTES = [
     Route("/v1/models", models.list_models),
     Route("/v1/models/{model:path}", models.get_model),
     Route("/v1/cluster", status.cluster),
+    Route("/v1/cache/stats", cache.stats),
+    Route("/v1/cache/prefixes", cache.prefixes),
+    Route("/v1/cache/lookup", cache.lookup, methods=["POST"]),
+    Route("/v1/cache/reset", cache.reset, methods=["POST"]),
     Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
     Route("/debug/kv", admin.debug_kv),
     Route("/health", status.health),

@@ -21,17 +21,22 @@ from common.errors import ConfigError, Unavailable
 from common.redis_client import connect
 from gateway.admission import Admission
 from gateway.app import build_app
+from gateway.cache_ledger import CacheLedger
+from gateway.cache_metrics import CacheMetrics
 from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.locator import Locator
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
 from gateway.parts import Parts
+from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
 from gateway.worker_metrics import WorkerMetrics
+from kvstore.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -124,15 +129,22 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
 
 def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
     limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
-    cluster = Cluster(redis, model_name=config.model_name, token=config.cluster_token, limits=limits)
+    ledger = CacheLedger()
+    cluster = Cluster(
+        redis, model_name=config.model_name, token=config.cluster_token, limits=limits, on_records=ledger.observe
+    )
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
     derived.register(WorkerMetrics(cluster.view))
+    derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
     services = FlowServices(
         cluster=cluster,
         redis=redis,
+        locator=Locator(PrefixIndex(redis), cluster.view),
+        cache=ledger,
+        prefixes=PrefixLedger(),
         metrics=metrics,
         limits=limits,
         accept_timeout_s=config.accept_timeout_s,
