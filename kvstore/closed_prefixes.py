@@ -6,7 +6,7 @@ when the missing block comes back, the rest is told again. What is told is thus 
 Pure, and linear in what changes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.ids import BlockHash, BlockId
@@ -60,6 +60,10 @@ class ClosedPrefixes:
         self._known.difference_update(removed)
         self._changed.clear()
         return Told(stored, removed)
+
+    def depth(self, chain: Sequence[BlockHash]) -> int:
+        """Return how many leading blocks of ``chain`` others can find here."""
+        return next((at for at, block_hash in enumerate(chain) if block_hash not in self._told), len(chain))
 
     def told(self) -> dict[BlockHash, BlockId]:
         """Return everything that others should know now."""
