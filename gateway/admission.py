@@ -1,6 +1,10 @@
-"""The door: how many prompts are served at a time, and whether any are taken at all."""
+"""The door: how many prompts are served at a time, whether the cluster can take more, and whether any are taken."""
+
+from collections.abc import Sequence
 
 from common.errors import InvalidRequest, Overloaded, Unavailable
+from gateway.capacity import Backlog, check_room, check_time
+from gateway.cluster import Cluster
 from gateway.metrics import Metrics
 
 RETRY_AFTER_S = 1.0
@@ -10,9 +14,11 @@ RETRY_AFTER_S = 1.0
 class Admission:
     """Counts the prompts in flight. Owned by the gateway; full means refused, nothing waits here."""
 
-    def __init__(self, max_requests: int, metrics: Metrics) -> None:
+    def __init__(self, max_requests: int, ttft_target_s: float, metrics: Metrics) -> None:
+        self.backlog = Backlog()
         self.is_draining = False
         self._max_requests = max_requests
+        self._ttft_target_s = ttft_target_s
         self._in_flight = 0
         self._metrics = metrics
 
@@ -29,6 +35,20 @@ class Admission:
         ticket = Ticket(self)
         ticket.extend(1)
         return ticket
+
+    def check_capacity(self, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> None:
+        """Raise Overloaded unless the cluster can take prompts of these (prompt tokens, answer tokens at most)."""
+        view, needed = cluster.view(), sum(self.backlog.expected(*size) for size in sizes)
+        try:
+            check_time(view, cluster.limits, self.backlog, self._ttft_target_s)
+        except Overloaded:
+            self._metrics.rejected.labels("ttft_target").inc()
+            raise
+        try:
+            check_room(view, cluster.limits, self.backlog, needed)
+        except Overloaded:
+            self._metrics.rejected.labels("kv_capacity").inc()
+            raise
 
     def take(self, places: int) -> None:
         """Take ``places`` more; raises Overloaded when there are not so many."""

@@ -82,7 +82,7 @@ class Cluster:
         self._on_records = on_records
         self._model_name = model_name
         self._token = token
-        self._limits = limits
+        self.limits = limits
         self._name = WorkerId(f"gateway-{socket.gethostname()}-{os.getpid()}")
         self._epoch = new_epoch()
         self._members: dict[WorkerId, Member] = {}
@@ -101,7 +101,7 @@ class Cluster:
 
     def usable(self, role: Role) -> list[WorkerView]:
         """Return the workers of ``role`` that may be given work now."""
-        return usable(self.view(), role, self._limits)
+        return usable(self.view(), role, self.limits)
 
     def max_model_len(self) -> int:
         """Return how many tokens prompt and answer may have together; raises Unavailable without a decode worker."""
@@ -149,7 +149,7 @@ class Cluster:
     def is_alive(self, worker: WorkerView) -> bool:
         """Whether this life of ``worker`` is known and makes progress; it may be draining."""
         member = self._find(worker)
-        return member is not None and not is_stuck(member.view(), self._limits)
+        return member is not None and not is_stuck(member.view(), self.limits)
 
     async def wait_changed(self, timeout_s: float) -> None:
         """Wait until the view changes, or ``timeout_s``."""
@@ -248,7 +248,7 @@ class Cluster:
         """Move the work of stuck decode workers if another can take it; tell who waits for an unfit prefill worker."""
         fit = {worker.worker_id for worker in self.usable(Role.DECODE)}
         for member in list(self._members.values()):
-            stuck = is_stuck(member.view(), self._limits)
+            stuck = is_stuck(member.view(), self.limits)
             if member.session is not None and stuck and fit:
                 member.session.leave(Unavailable("the decode worker makes no progress"))
             if stuck or member.record.state is not WorkerState.READY:

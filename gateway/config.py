@@ -50,6 +50,10 @@ class GatewayConfig:
     """A prompt whose wait for the prefill pool is estimated longer than this is prefilled where it is decoded, unless
     that takes longer."""
 
+    ttft_target: float = 30.0
+    """Seconds to a first token that the waiting prompts may already take when one more is let in; beyond that requests
+    are refused with 429; 0: no limit."""
+
     max_requests: int = 1024
     """Prompts in flight at most; more are refused with 429."""
 
@@ -94,6 +98,7 @@ class GatewayConfig:
         for field in (
             "local_prefill_tokens",
             "max_migrations",
+            "ttft_target",
             "reroute_wait_s",
             "drain_seconds",
             "max_prefill_wait_s",

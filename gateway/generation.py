@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from common.errors import BatonError, DeadlineExceeded, InternalError
 from common.sampling import SamplingParams
 from gateway.admission import Ticket
+from gateway.capacity import Backlog
 from gateway.flow import Flow, FlowServices, Route
 from gateway.text_stream import Piece, TextStream
 
@@ -72,6 +73,7 @@ class Generation:
         jobs: Sequence[Job],
         make_text: Callable[[SamplingParams], TextStream],
         ticket: Ticket,
+        backlog: Backlog,
         running: Running,
         *,
         arrived_at: float,
@@ -83,6 +85,8 @@ class Generation:
         self.prompts = [job.prompt for job in jobs]
         self._metrics = services.metrics
         self._ticket = ticket
+        self._backlog = backlog
+        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens) for job in jobs]
         self._all_running = running
         self._timeout_s = timeout_s
         self._deadline = arrived_at + timeout_s
@@ -147,10 +151,15 @@ class Generation:
         for flow, task in zip(self._flows, self._tasks, strict=False):
             flow.abort(reason)
             task.cancel()
+        for place in self._places:
+            self._backlog.leave(place)
         self._ticket.release()
         self._all_running.discard(self)
 
     def _emit(self, index: int, piece: Piece) -> None:
+        self._backlog.read(self._places[index])
+        if piece.finish is not None:
+            self._backlog.answered(self._flows[index].num_output_tokens)
         self._pieces.append(IndexedPiece(index, piece))
         self._wake.set()
 

@@ -157,7 +157,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         services=services,
         metrics=metrics,
         registries=(metrics.registry, derived),
-        admission=Admission(config.max_requests, metrics),
+        admission=Admission(config.max_requests, config.ttft_target, metrics),
         running=Running(),
         started_at=time.time_ns() // 1_000_000_000,
     )

@@ -95,11 +95,14 @@ def _generation(
         tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
     )
 
+    jobs = [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts]
+    parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
     return Generation(
         parts.services,
-        [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts],
+        jobs,
         make_text,
         ticket,
+        parts.admission.backlog,
         parts.running,
         arrived_at=arrived_at,
         timeout_s=parts.config.request_timeout_s,

@@ -65,7 +65,7 @@ def record(worker_id: str, role: Role, **changes: object) -> WorkerRecord:
         "model": MODEL,
         "max_model_len": 256,
         "load": WorkerLoad(0, 0, 0, 1000.0, 0.0),
-        "blocks": BlockCounts(100, 100, 0, 0, 0),
+        "blocks": BlockCounts(10_000, 10_000, 0, 0, 0),
         "slots": SlotCounts(0, 0),
         "counters": {},
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from common.messages import BlockCounts
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
 from tests.support.gateway_bench import ANSWER, Bench, events_of
@@ -49,6 +50,22 @@ async def test_each_prompt_of_a_request_counts(bench: Bench) -> None:
     decode.resume()
     assert (await running).status_code == 200
     assert (await bench.complete(["a", "b", "c"])).status_code == 200
+
+
+async def test_a_burst_over_the_kv_memory_is_refused_and_the_gateway_is_idle_afterwards(bench: Bench) -> None:
+    decode = await bench.decode()
+    decode.change(blocks=BlockCounts(20, 20, 0, 0, 0))
+    await decode.beat()
+    await bench.gateway()
+    for _ in range(2):
+        responses = await asyncio.gather(*(bench.complete(max_tokens=100) for _ in range(40)))
+        statuses = [response.status_code for response in responses]
+        assert set(statuses) == {200, 429}
+        refused = [response for response in responses if response.status_code == 429]
+        assert all(int(response.headers["retry-after"]) >= 1 for response in refused)
+        assert await bench.metric("baton_rejected_requests_total", reason="kv_capacity") >= len(refused)
+        await bench.wait_until(lambda: not decode.sequences)
+        assert (await bench.complete(max_tokens=100)).status_code == 200
 
 
 async def test_a_thousand_requests_at_once_are_each_200_or_429(bench: Bench) -> None:

@@ -52,7 +52,7 @@ async def test_the_cluster_is_shown(bench: Bench) -> None:
     assert cluster["totals"] == {
         "running": 3,
         "waiting": 2,
-        "blocks": {"total": 200, "free": 160, "cached": 20, "held": 15, "quarantined": 5},
+        "blocks": {"total": 10_100, "free": 10_060, "cached": 20, "held": 15, "quarantined": 5},
         "slots": {"allocated": 240, "used": 234},
         "kv_waste": 0.025,
     }
