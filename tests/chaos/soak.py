@@ -244,18 +244,14 @@ def table(counts: Counts, restarts: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def soak(options: Options) -> bool:
-    """Run it; return whether the columns that must be 0 are."""
-    with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
-        model, logs = Path(folder, "model"), Path(folder, "logs")
-        logs.mkdir()
-        build("llama", model)
-        prompts = draw_prompts(model, 40)
-        async with chaos_cluster(model, logs, ttft_target=10.0) as cluster:
-            run = Soak(cluster, prompts, options)
-            await run.run()
-            sys.stdout.write(table(run.counts, cluster.num_restarts))
-            return run.counts.wrong == run.counts.hung == run.counts.leaked == 0
+async def soak(model: Path, logs: Path, options: Options) -> bool:
+    """Run it on ``model``; return whether the columns that must be 0 are."""
+    prompts = draw_prompts(model, 40)
+    async with chaos_cluster(model, logs, ttft_target=10.0) as cluster:
+        run = Soak(cluster, prompts, options)
+        await run.run()
+        sys.stdout.write(table(run.counts, cluster.num_restarts))
+        return run.counts.wrong == run.counts.hung == run.counts.leaked == 0
 
 
 def main() -> None:
@@ -268,7 +264,12 @@ def main() -> None:
     parser.add_argument("--overload-s", type=float, default=60.0, help="seconds of four times the streams at the end")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    sys.exit(0 if asyncio.run(soak(Options(**vars(given)))) else 1)
+    with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
+        model, logs = Path(folder, "model"), Path(folder, "logs")
+        logs.mkdir()
+        build("llama", model)
+        went_well = asyncio.run(soak(model, logs, Options(**vars(given))))
+    sys.exit(0 if went_well else 1)
 
 
 if __name__ == "__main__":
