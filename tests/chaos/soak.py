@@ -24,6 +24,7 @@ from tests.support.tiny_models import build
 HUNG_S = 120.0
 """A request that has not ended after so long hangs: twice what a gateway allows one, and its slack."""
 NUM_TOKENS = 80
+NUM_PROMPTS = 40
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 PROCESSES = (*WORKERS, "gateway-0", "gateway-1", "redis")
 GATEWAYS = ("gateway-0", "gateway-1")
@@ -244,18 +245,13 @@ def table(counts: Counts, restarts: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def soak(options: Options) -> bool:
+async def soak(options: Options, model: Path, logs: Path) -> bool:
     """Run it; return whether the columns that must be 0 are."""
-    with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
-        model, logs = Path(folder, "model"), Path(folder, "logs")
-        logs.mkdir()
-        build("llama", model)
-        prompts = draw_prompts(model, 40)
-        async with chaos_cluster(model, logs, ttft_target=10.0) as cluster:
-            run = Soak(cluster, prompts, options)
-            await run.run()
-            sys.stdout.write(table(run.counts, cluster.num_restarts))
-            return run.counts.wrong == run.counts.hung == run.counts.leaked == 0
+    async with chaos_cluster(model, logs, ttft_target=10.0) as cluster:
+        run = Soak(cluster, draw_prompts(model, NUM_PROMPTS), options)
+        await run.run()
+        sys.stdout.write(table(run.counts, cluster.num_restarts))
+        return run.counts.wrong == run.counts.hung == run.counts.leaked == 0
 
 
 def main() -> None:
@@ -267,8 +263,14 @@ def main() -> None:
     parser.add_argument("--fault-s", type=float, default=5.0, help="mean seconds between two faults")
     parser.add_argument("--overload-s", type=float, default=60.0, help="seconds of four times the streams at the end")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    sys.exit(0 if asyncio.run(soak(Options(**vars(given)))) else 1)
+    parser.add_argument("--logs", type=Path, help="folder for the processes' logs; the default is removed at the end")
+    given = vars(parser.parse_args())
+    with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
+        model, logs = Path(folder, "model"), given.pop("logs") or Path(folder, "logs")
+        logs.mkdir(parents=True, exist_ok=True)
+        build("llama", model)
+        is_good = asyncio.run(soak(Options(**given), model, logs))
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":
