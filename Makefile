@@ -1,10 +1,11 @@
 # Everything a fresh machine needs; each target does its own set-up and may be run again.
 #   make up [ARGS="--prefill 2"]   start a cluster on this machine
 #   make test                      checks, and every test that needs no GPU
+#   make chaos                     30 minutes of random faults, see docs/reliability.md; ARGS="--minutes 5 --streams 20"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test gpu-test format lock clean
+.PHONY: help setup up check test gpu-test chaos format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
@@ -17,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 help:
-	@sed -n '2,3s/^# *//p' Makefile
+	@sed -n '2,4s/^# *//p' Makefile
 
 setup: $(INSTALLED)
 
@@ -39,6 +40,9 @@ test: check
 
 gpu-test: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+chaos: setup
+	$(TEST_ENV) $(BIN)/python -m tests.chaos.soak $(ARGS)
 
 format: setup
 	$(BIN)/ruff format $(SOURCES)

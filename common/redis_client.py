@@ -39,6 +39,9 @@ async def calling(redis: Redis, timeout_s: float = CALL_TIMEOUT_S) -> AsyncItera
     try:
         async with asyncio.timeout(timeout_s):
             yield
+    except TimeoutError:
+        await redis.connection_pool.disconnect()
+        raise TimeoutError(f"Redis has not answered for {timeout_s:g} s") from None
     except RedisUnavailable as error:
         if not isinstance(error, ResponseError):
             await redis.connection_pool.disconnect()

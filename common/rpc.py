@@ -34,6 +34,7 @@ from common.errors import (
     to_detail,
 )
 from common.services import Method
+from common.tls import Tls
 from common.wire import MAX_MESSAGE_BYTES, decode, encode
 
 log = logging.getLogger(__name__)
@@ -83,13 +84,18 @@ def _unseal(data: bytes, kind: Any) -> Any:
 class RpcServer:
     """A gRPC server. Owns the listening port; lives from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, host: str, port: int, handlers: Handlers, token: str) -> None:
+    def __init__(self, host: str, port: int, handlers: Handlers, token: str, tls: Tls | None = None) -> None:
         self._host = host
         self._token = token.encode()
         self._server = grpc.aio.server(options=_OPTIONS)
         self._router = _Router(self._table(handlers))
         self._server.add_generic_rpc_handlers((self._router,))
-        self.port = self._server.add_insecure_port(with_port(host, port))
+        self.port = self._bind(with_port(host, port), tls)
+
+    def _bind(self, address: str, tls: Tls | None) -> int:
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, tls.server_credentials()))
 
     @property
     def address(self) -> str:
@@ -190,14 +196,20 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: Me
     await context.abort(error.grpc_status, error.message, ((_DETAIL_KEY, detail),))
 
 
+def _channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=_OPTIONS)
+
+
 class RpcClient:
     """Calls to one address. Owns its two connections; lives until :meth:`close`."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, tls: Tls | None = None) -> None:
         self.address = address
         self._metadata = ((_TOKEN_KEY, token),)
-        self._control = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._bulk = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._control = _channel(address, tls)
+        self._bulk = _channel(address, tls)
 
     async def call(self, method: Method, request: msgspec.Struct, timeout_s: float) -> Any:
         """Return the answer to one control call; raises the peer's BatonError, Unavailable or DeadlineExceeded."""

@@ -18,6 +18,8 @@ from common.ids import Epoch, WorkerId, new_epoch
 from common.messages import QUEUE_RESETS, Role, WorkerRecord, WorkerState
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.registry import members
+from common.rpc import RpcClient
+from common.tls import Tls
 from gateway.router import ClusterView, RouterLimits, WorkerView, is_stale, is_stuck, usable
 from gateway.session import DecodeSession
 from gateway.tally import Tally
@@ -77,11 +79,13 @@ class Cluster:
         token: str,
         limits: RouterLimits,
         on_records: Callable[[Sequence[WorkerRecord], float], None] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._redis = redis
         self._on_records = on_records
         self._model_name = model_name
         self._token = token
+        self._tls = tls
         self.limits = limits
         self._name = WorkerId(f"gateway-{socket.gethostname()}-{os.getpid()}")
         self._epoch = new_epoch()
@@ -92,6 +96,10 @@ class Cluster:
         self._foreign: set[WorkerId] = set()
 
     # ---- what others ask ----
+
+    def client(self, record: WorkerRecord) -> RpcClient:
+        """Return a new client of a worker; the caller closes it."""
+        return RpcClient(record.address, self._token, self._tls)
 
     def view(self) -> ClusterView:
         """Return the cluster as it is known now."""
@@ -228,7 +236,7 @@ class Cluster:
         log.info("%s worker %s at %s, epoch %d", record.role, record.worker_id, record.address, record.epoch)
         session = None
         if record.role is Role.DECODE:
-            session = DecodeSession(record, self._token, self._name, self._epoch, self._notify)
+            session = DecodeSession(record, self.client(record), self._name, self._epoch, self._notify)
         member = Member(record, now, session)
         member.sequences.observed(record.load.running + record.load.waiting)
         member.tokens.observed(record.load.queued_tokens)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.tls import check_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,15 @@ class GatewayConfig:
 
     cluster_token: str = ""
     """Secret that every call between processes carries."""
+
+    tls_cert: str = ""
+    """PEM file with this process's certificate, for mutual TLS between processes; with --tls-key and --tls-ca."""
+
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+
+    tls_ca: str = ""
+    """PEM file with the authority that signs every process's certificate."""
 
     api_key: tuple[str, ...] = ()
     """Key that clients must send as a bearer token; may be given several times; none: any client is served."""
@@ -108,6 +118,7 @@ class GatewayConfig:
         for field in ("request_timeout_s", "accept_timeout_s", "max_tick_age_s", "headers_after_s", "keep_alive_s"):
             if not getattr(self, field) > 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must be above 0, not {getattr(self, field)}")
+        check_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty")
         if self.admin_key and self.admin_key in self.api_key:

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from common.errors import ConfigError, Unavailable
 from common.redis_client import connect
+from common.tls import load_tls
 from gateway.admission import Admission
 from gateway.app import build_app
 from gateway.cache_ledger import CacheLedger
@@ -128,10 +129,16 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
 
 
 def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
+    tls = load_tls(config.tls_cert, config.tls_key, config.tls_ca)
     limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
     ledger = CacheLedger()
     cluster = Cluster(
-        redis, model_name=config.model_name, token=config.cluster_token, limits=limits, on_records=ledger.observe
+        redis,
+        model_name=config.model_name,
+        token=config.cluster_token,
+        limits=limits,
+        on_records=ledger.observe,
+        tls=tls,
     )
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()

@@ -64,16 +64,21 @@ class _Outgoing:
 
 
 class DecodeSession:
-    """Owns the stream and the table of sequences on it. ``on_change`` is called when it goes up or down."""
+    """Owns ``client``, the stream and the table of sequences on it. ``on_change`` is called when it goes up or down."""
 
     def __init__(
-        self, record: WorkerRecord, token: str, name: WorkerId, epoch: Epoch, on_change: Callable[[], None]
+        self,
+        record: WorkerRecord,
+        client: RpcClient,
+        name: WorkerId,
+        epoch: Epoch,
+        on_change: Callable[[], None],
     ) -> None:
         self.worker_id = record.worker_id
         self.is_up = False
         self._record = record
         self._hello = Hello(name, epoch, record.fingerprint)
-        self._client = RpcClient(record.address, token)
+        self._client = client
         self._on_change = on_change
         self._sinks: dict[RequestId, Sink] = {}
         self._outgoing: deque[_Outgoing] = deque()

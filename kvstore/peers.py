@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.rpc import RpcClient
+from common.tls import Tls
 
 IDLE_S = 300.0
 """A client that is unused for this long is closed."""
@@ -26,8 +27,16 @@ class _Peer:
 class PeerSet:
     """All clients of one worker. Owned by its host; :meth:`close` ends every call that still runs."""
 
-    def __init__(self, token: str, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        token: str,
+        tls: Tls | None = None,
+        *,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._token = token
+        self._tls = tls
         self._idle_s = idle_s
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
@@ -66,6 +75,6 @@ class PeerSet:
     def _touch(self, address: str) -> _Peer:
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = _Peer(RpcClient(address, self._token))
+            peer = self._peers[address] = _Peer(RpcClient(address, self._token, self._tls))
         peer.last_used_s = self._clock()
         return peer

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from common.errors import BatonError, NotFound
 from common.ids import WorkerId
 from common.messages import Drain, Inspect, KvReport, WorkerRecord
-from common.rpc import RpcClient
 from common.services import DRAIN, INSPECT, Method
 from gateway.api.body import read_json_body
 from gateway.api.fields import decode
@@ -85,7 +84,7 @@ async def _inspect(parts: Parts, record: WorkerRecord) -> WorkerReport:
 
 
 async def _call(parts: Parts, record: WorkerRecord, method: Method, message: msgspec.Struct) -> Any:
-    client = RpcClient(record.address, parts.config.cluster_token)
+    client = parts.services.cluster.client(record)
     try:
         return await client.call(method, message, CALL_TIMEOUT_S)
     finally:

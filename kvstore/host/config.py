@@ -8,6 +8,7 @@ from common.addresses import is_loopback
 from common.errors import ConfigError
 from common.messages import Role
 from common.sizes import parse_size
+from common.tls import check_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class WorkerConfig:
 
     cluster_token: str = ""
     """Secret that every call between processes carries."""
+
+    tls_cert: str = ""
+    """PEM file with this process's certificate, for mutual TLS between processes; with --tls-key and --tls-ca."""
+
+    tls_key: str = ""
+    """PEM file with the certificate's private key."""
+
+    tls_ca: str = ""
+    """PEM file with the authority that signs every process's certificate."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and KV; auto: the model's own on CUDA, float32 on a CPU."""
@@ -100,6 +110,7 @@ class WorkerConfig:
                 raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ConfigError(f"--advertise must be HOST:PORT, not {self.advertise}")
+        check_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if not self.cluster_token and not is_loopback(self.host):
             raise ConfigError(f"--host {self.host} can be reached by others, so BATON_CLUSTER_TOKEN must be set")
         parse_size(self.kv_memory, flag="--kv-memory")

@@ -15,6 +15,7 @@ from common.logs import configure
 from common.messages import HelloReply, Role, SlotCounts, WorkerState
 from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
+from common.tls import load_tls
 from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Control
 from kvstore.host.engine import Engine, create_engine
@@ -69,9 +70,10 @@ class Host:
     async def run(self) -> None:
         """Serve until :meth:`stop`; raises ConfigError or UnsupportedModel when it cannot begin."""
         config = self._config
-        server = RpcServer(config.host, config.port, Handlers({}, {}, {}), config.cluster_token)
+        tls = load_tls(config.tls_cert, config.tls_key, config.tls_ca)
+        server = RpcServer(config.host, config.port, Handlers({}, {}, {}), config.cluster_token, tls)
         redis = connect(config.redis)
-        peers = PeerSet(config.cluster_token)
+        peers = PeerSet(config.cluster_token, tls)
         compute = ComputeThread()
         try:
             await server.start()

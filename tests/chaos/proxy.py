@@ -120,6 +120,8 @@ class FaultProxy:
             async with asyncio.TaskGroup() as group:
                 for pipe in pipes:
                     group.create_task(self._pass(pipe))
+        except asyncio.CancelledError:
+            return  # by stop(), which waits for this
         finally:
             self._pipes.difference_update(pipes)
             self._tasks.discard(task)

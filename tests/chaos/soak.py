@@ -24,6 +24,7 @@ from tests.support.tiny_models import build
 HUNG_S = 120.0
 """A request that has not ended after so long hangs: twice what a gateway allows one, and its slack."""
 NUM_TOKENS = 80
+NUM_PROMPTS = 40
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 PROCESSES = (*WORKERS, "gateway-0", "gateway-1", "redis")
 GATEWAYS = ("gateway-0", "gateway-1")
@@ -244,11 +245,10 @@ def table(counts: Counts, restarts: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def soak(model: Path, logs: Path, options: Options) -> bool:
-    """Run it on ``model``; return whether the columns that must be 0 are."""
-    prompts = draw_prompts(model, 40)
+async def soak(options: Options, model: Path, logs: Path) -> bool:
+    """Run it; return whether the columns that must be 0 are."""
     async with chaos_cluster(model, logs, ttft_target=10.0) as cluster:
-        run = Soak(cluster, prompts, options)
+        run = Soak(cluster, draw_prompts(model, NUM_PROMPTS), options)
         await run.run()
         sys.stdout.write(table(run.counts, cluster.num_restarts))
         return run.counts.wrong == run.counts.hung == run.counts.leaked == 0
@@ -263,13 +263,14 @@ def main() -> None:
     parser.add_argument("--fault-s", type=float, default=5.0, help="mean seconds between two faults")
     parser.add_argument("--overload-s", type=float, default=60.0, help="seconds of four times the streams at the end")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    parser.add_argument("--logs", type=Path, help="folder for the processes' logs; the default is removed at the end")
+    given = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="baton-soak-") as folder:
-        model, logs = Path(folder, "model"), Path(folder, "logs")
-        logs.mkdir()
+        model, logs = Path(folder, "model"), given.pop("logs") or Path(folder, "logs")
+        logs.mkdir(parents=True, exist_ok=True)
         build("llama", model)
-        went_well = asyncio.run(soak(model, logs, Options(**vars(given))))
-    sys.exit(0 if went_well else 1)
+        is_good = asyncio.run(soak(Options(**given), model, logs))
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":

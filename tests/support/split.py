@@ -29,6 +29,7 @@ from common.redis_client import connect
 from common.rpc import Duplex, RpcClient
 from common.sampling import FinishReason, SamplingParams
 from common.services import SESSION
+from common.tls import load_tls
 from kvstore.block_pool import BlockPool
 from kvstore.host.config import WorkerConfig
 from kvstore.host.host import Host
@@ -196,7 +197,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
         for host in (prefill, decode):
             await started(host, group)
         assert decode.parts is not None
-        client = RpcClient(decode.parts.address, TOKEN)
+        client = RpcClient(decode.parts.address, TOKEN, load_tls(config.tls_cert, config.tls_key, config.tls_ca))
         cluster = Split(prefill, decode, redis, client.open(SESSION))
         dispatcher = group.create_task(cluster.dispatch())
         try:
