@@ -32,9 +32,14 @@ def test_a_shared_system_prompt_is_computed_once_and_the_operator_can_see_it(clu
     cached = ask(cluster, "When is low water?")
     assert cached >= 144
     assert cached % 16 == 0
-    found = json.loads(baton_cache(cluster, "lookup", "Is it safe?", "--chat", "--system", SYSTEM, "--json"))
-    assert found["cached_tokens"] == cached
-    assert {worker["role"] for worker in found["workers"]} == {"prefill", "decode"}
+    question = ("lookup", "--prompt", "Is it safe?", "--chat", "--system", SYSTEM, "--json")
+
+    def held() -> list[tuple[str, int]]:
+        found = json.loads(baton_cache(cluster, *question))["workers"]
+        return sorted((worker["role"], worker["cached_tokens"]) for worker in found)
+
+    both = [("decode", cached), ("prefill", cached)]
+    cluster.wait_until(lambda view: held() == both, "the index names both holders")
     (prefix,) = [
         one
         for one in json.loads(baton_cache(cluster, "top", "--json"))["prefixes"]
