@@ -5,11 +5,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from common.addresses import is_loopback
 from common.errors import BatonError
 from gateway.api import admin, cache, endpoints, models, status
 from gateway.door import Door, on_error, on_http_exception
-from gateway.keys import Keys
 from gateway.parts import Parts
 
 ROUTES = [
@@ -39,11 +37,4 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.parts = parts
-    config = parts.config
-    keys = Keys(
-        config.api_key,
-        config.admin_key,
-        is_private=is_loopback(config.host),
-        share_prefixes=config.share_prefixes,
-    )
-    return Door(app, keys, parts.metrics)
+    return Door(app, parts.keys, parts.metrics)

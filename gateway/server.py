@@ -17,6 +17,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from redis.asyncio import Redis
 
+from common.addresses import is_loopback
 from common.errors import ConfigError, Unavailable
 from common.redis_client import connect
 from common.tls import load_tls
@@ -28,11 +29,14 @@ from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.keys import Keys
 from gateway.locator import Locator
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
 from gateway.parts import Parts
+from gateway.pin_keeper import PinKeeper
+from gateway.pinned_file import read_pinned
 from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
@@ -53,6 +57,7 @@ class GatewayServer:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self._pinned = read_pinned(config.pin_prefix)
         self._socket = _bind(config.host, config.port)
         self.port: int = self._socket.getsockname()[1]
         self._stop = asyncio.Event()
@@ -85,13 +90,19 @@ class GatewayServer:
         server = _Uvicorn(_uvicorn_config(parts))
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
+            pinning = group.create_task(self._pin_keeper(parts).run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
             server.should_exit = True
             await self._drain(parts, serving)
+            pinning.cancel()
             following.cancel()
+
+    def _pin_keeper(self, parts: Parts) -> PinKeeper:
+        config = self._config
+        return PinKeeper(self._pinned, parts.keys.salts(), parts.services, parts.tokenizer, config.cluster_token)
 
     async def _drain(self, parts: Parts, serving: asyncio.Task[None]) -> None:
         log.info("draining for up to %g s", self._config.drain_seconds)
@@ -160,6 +171,12 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     )
     return Parts(
         config=config,
+        keys=Keys(
+            config.api_key,
+            config.admin_key,
+            is_private=is_loopback(config.host),
+            share_prefixes=config.share_prefixes,
+        ),
         tokenizer=tokenizer,
         services=services,
         metrics=metrics,

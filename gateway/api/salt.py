@@ -25,6 +25,11 @@ def check_salt(cache_salt: str | None) -> None:
 def salt_of(request: Request, cache_salt: str | None) -> str:
     """Return the salt of a request whose body says ``cache_salt``."""
     of_key: str = request.scope.get(CACHE_SALT, "")
+    return join_salt(of_key, cache_salt)
+
+
+def join_salt(of_key: str, cache_salt: str | None) -> str:
+    """Return the salt of requests with a key's salt and a ``cache_salt`` of their own, if they have one."""
     if cache_salt is None:
         return of_key
     digest = hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"baton-req-salt")

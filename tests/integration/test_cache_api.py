@@ -1,5 +1,7 @@
 """A gateway and real workers on a tiny model: usage, /v1/cache/ and tenancy, end to end in one process."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from common.errors import ConfigError
+from common.ids import BlockHash, BlockId, Epoch, WorkerId
 from compose.cache_view import lookup_table, stats_table, top_table
+from gateway.pinned_file import read_pinned
+from kvstore.prefix_index import PrefixIndex, PrefixIndexWriter
 from tests.support.fleet import Fleet, fleet
 from tests.support.gateway_bench import Bench, open_bench
 from tests.support.split import TOKEN
@@ -192,3 +198,61 @@ async def test_a_wrong_question_is_named(bench: Bench, path: str, param: str):
 async def test_a_wrong_lookup_is_refused(bench: Bench, body: dict[str, Any]):
     answer = await bench.client.post("/v1/cache/lookup", json=body)
     assert answer.status_code == 400, answer.text
+
+
+async def test_pinned_prefixes_are_warmed_kept_under_pressure_and_kept_again_by_a_new_life(
+    model: Path, redis: Redis, redis_url: str, tmp_path: Path
+):
+    system = "You are a pirate who answers in rhymes. " * 3
+    pins = tmp_path / "pins.jsonl"
+    pins.write_text(json.dumps({"name": "pirate", "system": system}) + "\n\n")
+    body = {"messages": [{"role": "system", "content": system}, {"role": "user", "content": "hello"}]}
+    async with open_bench(redis, redis_url, tmp_path) as bench:
+
+        async def held() -> int:
+            return int((await bench.client.post("/v1/cache/lookup", json=body)).json()["cached_tokens"])
+
+        await bench.gateway(model, is_ready=False, cluster_token=TOKEN, pin_prefix=pins)
+        for _ in range(2):  # the second time with other lives of the workers, whose caches are empty
+            async with fleet(
+                str(model), redis_url, prefills=1, decodes=1, served_model_name=MODEL, kv_blocks=40
+            ) as workers:
+                await bench.wait_workers(2)
+                await bench.wait_until(held)
+                pinned = await held()
+                for number in range(6):
+                    assert (await complete(bench, prompt(400, first=3 + number)))[0] == 0
+                for host in (*workers.prefills, *workers.decodes):
+                    assert host.parts is not None
+                    assert host.parts.model.pool.num_evictions > 0
+                    kept = host.parts.model.pool.counts().total - host.parts.model.pool.num_available
+                    assert kept == pinned // BLOCK
+                assert await held() == pinned
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"name": "a"}', '{"name": "a", "system": "b", "prompt": "c"}', '{"name": "a", "sytem": "b"}']
+)
+def test_a_wrong_line_of_pinned_prefixes_is_named_at_the_start(tmp_path: Path, line: str):
+    pins = tmp_path / "pins.jsonl"
+    pins.write_text('{"name": "good", "prompt": "x"}\n' + line)
+    with pytest.raises(ConfigError, match="line 2"):
+        read_pinned(pins)
+
+
+async def test_a_killed_workers_entries_are_gone_with_its_record(model: Path, redis: Redis, redis_url: str):
+    """Nothing withdraws them, as after SIGKILL; what is left of the index is what the others hold."""
+    async with fleet(str(model), redis_url, prefills=2, decodes=1) as workers:
+        await workers.pair(0, 0).generate(prompt(100))
+        parts = [host.parts for host in (*workers.prefills, *workers.decodes)]
+        lives = [(one.worker_id, one.epoch) for one in parts if one is not None]
+        index = PrefixIndex(redis)
+        async with asyncio.timeout(20):
+            while await index.sizes(lives) != [6, 0, 6]:  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.01)
+        writer = PrefixIndexWriter(redis, WorkerId("killed"), Epoch(1))  # published once and never renewed
+        await writer.rewrite({BlockHash(bytes([n]) * 16): BlockId(n) for n in range(100)})
+        async with asyncio.timeout(20):
+            while await redis.keys("baton:prefix:killed:*"):  # noqa: ASYNC110 - it expires
+                await asyncio.sleep(0.05)
+        assert await index.sizes(lives) == [6, 0, 6]  # those who live have renewed theirs meanwhile
