@@ -76,7 +76,7 @@ class GatewayServer:
         """Serve until :meth:`stop`; raises ConfigError when the model's files cannot be used."""
         config = self._config
         try:
-            async with _connect(config.redis) as redis:
+            async with connect(config.redis) as redis:
                 files = await asyncio.to_thread(read_model_files, config.model)
                 tokenizer = await asyncio.to_thread(Tokenizer, files)
                 _write_port(config.port_file, self.port)
@@ -185,13 +185,6 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         running=Running(),
         started_at=time.time_ns() // 1_000_000_000,
     )
-
-
-def _connect(url: str) -> Redis:
-    try:
-        return connect(url)
-    except ValueError as error:
-        raise ConfigError(f"--redis is not a URL of a Redis server: {error}") from error
 
 
 def _bind(host: str, port: int) -> socket.socket:
