@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from common.errors import BatonError
 from common.ids import BlockHash, Epoch, WorkerId
 from common.messages import Keep, Role, WorkerRecord
-from common.rpc import RpcClient
 from common.sampling import SamplingParams
 from common.services import KEEP
 from gateway.api.salt import join_salt
@@ -48,13 +47,11 @@ class PinKeeper:
         key_salts: Sequence[str],
         services: FlowServices,
         tokenizer: Tokenizer,
-        cluster_token: str,
     ) -> None:
         self._pinned = pinned
         self._key_salts = key_salts or [""]
         self._services = services
         self._tokenizer = tokenizer
-        self._cluster_token = cluster_token
         self._pins: list[_Pin] = []
         self._told: set[tuple[WorkerId, Epoch]] = set()
 
@@ -100,7 +97,7 @@ class PinKeeper:
         life = (record.worker_id, record.epoch)
         if life in self._told:
             return
-        client = RpcClient(record.address, self._cluster_token)
+        client = self._services.cluster.client(record)
         try:
             await client.call(KEEP, Keep(record.epoch, tuple(join_chain(chain) for chain in chains)), CALL_TIMEOUT_S)
         except BatonError as error:

@@ -101,8 +101,7 @@ class GatewayServer:
             following.cancel()
 
     def _pin_keeper(self, parts: Parts) -> PinKeeper:
-        config = self._config
-        return PinKeeper(self._pinned, parts.keys.salts(), parts.services, parts.tokenizer, config.cluster_token)
+        return PinKeeper(self._pinned, parts.keys.salts(), parts.services, parts.tokenizer)
 
     async def _drain(self, parts: Parts, serving: asyncio.Task[None]) -> None:
         log.info("draining for up to %g s", self._config.drain_seconds)

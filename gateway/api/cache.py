@@ -11,7 +11,6 @@ from common.errors import BatonError, InvalidRequest, NotFound
 from common.ids import WorkerId
 from common.messages import BlockCounts, ResetCache, Role, WorkerRecord
 from common.redis_client import RedisUnavailable
-from common.rpc import RpcClient
 from common.services import RESET_CACHE
 from gateway.api import chat, completions
 from gateway.api.body import read_json_body
@@ -208,7 +207,7 @@ async def reset(request: Request) -> Response:
 
 
 async def _reset(parts: Parts, record: WorkerRecord) -> str | None:
-    client = RpcClient(record.address, parts.config.cluster_token)
+    client = parts.services.cluster.client(record)
     try:
         await client.call(RESET_CACHE, ResetCache(record.epoch), CALL_TIMEOUT_S)
     except BatonError as error:
