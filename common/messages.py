@@ -9,6 +9,7 @@ Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
 Control (gateway -> worker, for its operator):  Drain, Inspect.
 Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
+Sharing (any worker -> any worker):  Borrow, then Pull -> KvFrame ..., End.   Gateway -> worker:  Keep, ResetCache.
 """
 
 import enum
@@ -49,6 +50,17 @@ class PlanKind(enum.StrEnum):
     REMOTE = "remote"  # a prefill worker, handed over by block id
 
 
+class PeerPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is said to hold the blocks of a prompt's first tokens. Advisory: the holder checks what it lends."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    role: Role
+    address: str
+    num_tokens: int
+    """Leading tokens whose blocks it holds."""
+
+
 # ---- session: gateway -> decode ----------------------------------------------------------------
 
 
@@ -63,6 +75,8 @@ class Submit(Message, frozen=True):
     sampling: SamplingParams
     cache_salt: str = ""
     """Blocks are shared only between equal salts."""
+    is_replay: bool = False
+    """Work on the prompt had begun elsewhere, so its cache hits are counted already."""
 
 
 class Plan(Message, frozen=True):
@@ -72,6 +86,8 @@ class Plan(Message, frozen=True):
     kind: PlanKind
     transfer_id: TransferId | None = None
     """The transfer to expect when ``kind`` is remote."""
+    peer: PeerPrefix | None = None
+    """From whom a prefix may be pulled when ``kind`` is local."""
 
 
 class Abort(Message, frozen=True):
@@ -146,6 +162,10 @@ class Prefill(Message, frozen=True):
     remaining_s: float
     """Seconds left when the message was sent; work that is not begun by then is dropped."""
     cache_salt: str = ""
+    peer: PeerPrefix | None = None
+    """From whom a prefix may be pulled that the prefill worker lacks."""
+    is_replay: bool = False
+    """As in Submit."""
 
 
 # ---- control -----------------------------------------------------------------------------------
@@ -242,6 +262,38 @@ class Cancel(Message, frozen=True):
 
 class Ack(Message, frozen=True):
     """Empty answer."""
+
+
+class Borrow(Message, frozen=True):
+    """Ask another worker for the blocks of a prefix: it pins what it holds of it, under a lease, to be pulled."""
+
+    epoch: Epoch
+    transfer_id: TransferId
+    """Made by the borrower."""
+    chain: bytes
+    """Hashes of the prefix's blocks from the first on, one after the other."""
+
+
+class BorrowReply(Message, frozen=True):
+    """What can be pulled; nothing is pinned when it is nothing."""
+
+    num_blocks: int
+    generation: int
+    """Echoed by Done."""
+
+
+class Keep(Message, frozen=True):
+    """Never evict the blocks of these prefixes, and of no others."""
+
+    epoch: Epoch
+    chains: tuple[bytes, ...]
+    """Each as in Borrow."""
+
+
+class ResetCache(Message, frozen=True):
+    """Forget all cached blocks; what sequences hold goes on."""
+
+    epoch: Epoch
 
 
 # ---- control: operator -> worker, by way of a gateway -------------------------------------------
@@ -380,6 +432,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measured prompt tokens a second while busy; 0 until measured."""
     tick_age_s: float
     """Seconds since the step loop last turned while work exists; 0 when idle."""
+    pull_tokens_per_s: float = 0.0
+    """Measured tokens a second of blocks pulled from other workers; 0 until measured."""
 
 
 QUEUE_RESETS = "queue_resets"

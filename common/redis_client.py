@@ -14,6 +14,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from common.errors import ConfigError
+
 CALL_TIMEOUT_S = 2.0
 """A call that takes longer than this counts as failed."""
 
@@ -24,10 +26,16 @@ RedisUnavailable = (RedisError, OSError)
 
 
 def connect(url: str) -> Redis:
-    """Return a client of the server at ``url``; it connects when it is first used, and again after a failure."""
-    return Redis.from_url(
-        url, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-    )
+    """Return a client of the server at ``url``; it connects when it is first used, and again after a failure.
+
+    Raises ConfigError when ``url`` is not the URL of a Redis server.
+    """
+    try:
+        return Redis.from_url(
+            url, socket_timeout=None, socket_connect_timeout=CONNECT_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+        )
+    except ValueError as error:
+        raise ConfigError(f"--redis must be the URL of a Redis server: {error}") from error
 
 
 @asynccontextmanager

@@ -5,18 +5,22 @@ from typing import Any
 
 from common.messages import (
     Ack,
+    Borrow,
+    BorrowReply,
     Cancel,
     Done,
     Drain,
     Hello,
     HelloReply,
     Inspect,
+    Keep,
     KvReport,
     Offer,
     OfferReply,
     Pull,
     Renew,
     RenewReply,
+    ResetCache,
     SessionDown,
     SessionUp,
 )
@@ -37,6 +41,9 @@ RENEW = Method("/baton.Blocks/Renew", Renew, RenewReply)  # unary, control chann
 DONE = Method("/baton.Blocks/Done", Done, Ack)  # unary, control channel
 CANCEL = Method("/baton.Blocks/Cancel", Cancel, Ack)  # unary, control channel
 PULL = Method("/baton.Blocks/Pull", Pull, bytes)  # server stream of encoded PullItem, bulk channel
+BORROW = Method("/baton.Blocks/Borrow", Borrow, BorrowReply)  # unary, control channel
+KEEP = Method("/baton.Blocks/Keep", Keep, Ack)  # unary, control channel
+RESET_CACHE = Method("/baton.Blocks/ResetCache", ResetCache, Ack)  # unary, control channel
 
 DRAIN = Method("/baton.Worker/Drain", Drain, Ack)  # unary, control channel
 INSPECT = Method("/baton.Worker/Inspect", Inspect, KvReport)  # unary, control channel

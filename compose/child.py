@@ -5,6 +5,7 @@ so that it ends when that is killed. Its output goes to its log file; what a per
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -102,6 +103,7 @@ async def start_child(spec: ChildSpec, log_path: Path) -> Child:
         start_new_session=True,
     )
     assert process.stdin is not None
-    process.stdin.write(spec.stdin)
-    process.stdin.close()
+    with contextlib.suppress(OSError, RuntimeError):  # killed the moment it was born, as by Ctrl-C: its end is seen
+        process.stdin.write(spec.stdin)
+        process.stdin.close()
     return Child(spec, process, log_path)

@@ -12,6 +12,14 @@ from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
+from compose.cache_view import (
+    CacheLookupConfig,
+    CacheStatsConfig,
+    CacheTopConfig,
+    cache_lookup,
+    cache_stats,
+    cache_top,
+)
 from compose.console import result
 from compose.drain import DrainConfig, drain
 from compose.model_source import resolve_model
@@ -68,6 +76,14 @@ def _version() -> None:
     result(version("baton"))
 
 
+def _cache() -> App:
+    app = application("cache", "Ask how well a running cluster's prefix cache works.")
+    app.command(command(CacheStatsConfig, cache_stats), name="stats")
+    app.command(command(CacheTopConfig, cache_top), name="top")
+    app.command(command(CacheLookupConfig, cache_lookup), name="lookup")
+    return app
+
+
 def baton() -> App:
     """Return the command line."""
     app = application("baton", "Serve a language model with separate prefill and decode workers.")
@@ -76,6 +92,7 @@ def baton() -> App:
     app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
+    app.command(_cache())
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

@@ -82,6 +82,7 @@ def _gateway(config: UpConfig, site: Site, env: Mapping[str, str]) -> ChildSpec:
         cluster_token=site.cluster_token,
         prefill_expected=config.prefill > 0,
         local_prefill_tokens=config.local_prefill_tokens,
+        pin_prefix=config.pin_prefix,
     )
     return ChildSpec(
         "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_seconds + STOP_MARGIN_S
@@ -101,6 +102,7 @@ def _worker(config: UpConfig, site: Site, role: Role, index: int, threads: int, 
         kv_blocks=config.kv_blocks,
         kv_memory=config.kv_memory,
         max_model_len=config.max_model_len,
+        tenant_cache_share=config.tenant_cache_share,
         threads=threads,
     )
     argv = _program(f"{role}_worker", to_argv(options, secret=_SECRETS))

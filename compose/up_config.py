@@ -55,6 +55,13 @@ class UpConfig:
     local_prefill_tokens: int = 64
     """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
 
+    pin_prefix: Path | None = None
+    """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
+    {"name": ..., "prompt": ...}."""
+
+    tenant_cache_share: float = 0.5
+    """Share of a worker's KV blocks that the cache of one tenant (cache salt) may keep when others need room."""
+
     log_dir: Path | None = None
     """Folder for the log files; the default is one for each port in the user's state folder."""
 
@@ -70,4 +77,6 @@ class UpConfig:
         for name in ("kv_blocks", "max_model_len", "threads", "local_prefill_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name)}")
+        if not 0 < self.tenant_cache_share <= 1:
+            raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
         parse_size(self.kv_memory, flag="--kv-memory")

@@ -17,9 +17,11 @@ from common.messages import (
     Handover,
     Offer,
     OfferReply,
+    PeerPrefix,
     Plan,
     PlanKind,
     Refused,
+    Role,
     SequenceOutput,
     SequenceReport,
     SessionDown,
@@ -36,6 +38,7 @@ from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
+from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
 from kvstore.host.stepper import Computed
 from kvstore.outgoing import ReleaseReason
@@ -60,6 +63,7 @@ class DecodeEngine:
             token_budget=config.token_budget,
             local_chunk_tokens=config.local_chunk_tokens,
         )
+        self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
@@ -72,8 +76,6 @@ class DecodeEngine:
             (
                 "generation_tokens",
                 "prompt_tokens_computed",
-                "prefix_cache_queries",
-                "prefix_cache_hits",
                 "pulls",
                 "pulls_failed",
                 "pulled_tokens",
@@ -101,7 +103,7 @@ class DecodeEngine:
         await self._empty.wait()
 
     def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
-        """A decode worker lends no blocks in this role."""
+        """A decode worker hands nothing over; what it lends is the lender's."""
 
     def load(self, now: float) -> WorkerLoad:
         """Return the load at ``now``."""
@@ -138,7 +140,11 @@ class DecodeEngine:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+        return (
+            self._counters
+            | self._hits.counters()
+            | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+        )
 
     # ---- gateways ----
 
@@ -176,7 +182,7 @@ class DecodeEngine:
             return
         table = self._parts.new_table(submit.cache_salt)
         sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
-        request = Request(submit.request_id, sequence, outbox)
+        request = Request(submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
         self._empty.clear()
@@ -199,6 +205,7 @@ class DecodeEngine:
         request = self._requests.get(plan.request_id)
         if request is None:
             return
+        request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
             if request.offer is None:
                 self._forget_transfer(request)
@@ -206,7 +213,21 @@ class DecodeEngine:
                 self._expected.add(plan.transfer_id, request)
                 self._scheduler.expect(request.sequence)
             return
-        self._compute_here(request)
+        if plan.peer is not None and self._scheduler.stage(request.sequence) is Stage.HELD:
+            self._group.create_task(self._fetch(request, plan, plan.peer))
+        else:
+            self._compute_here(request)
+
+    async def _fetch(self, request: Request, plan: Plan, peer: PeerPrefix) -> None:
+        """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it; then compute."""
+        sequence, rate = request.sequence, self._stepper.meter.prompt_tokens_per_s
+        salt = request.cache_salt
+        fetched = await self._parts.fetcher.fetch(
+            tuple(sequence.token_ids), peer, lambda: self._parts.new_table(salt), rate
+        )
+        if request.plan is plan and not request.gone:
+            request.fetched_tokens = fetched
+            self._compute_here(request)
 
     def _compute_here(self, request: Request) -> None:
         if request.pull is not None and request.offer is not None:
@@ -327,9 +348,14 @@ class DecodeEngine:
         if request.started:
             return
         request.started = True
-        if count:
-            self._counters["prefix_cache_queries"] += request.sequence.num_tokens
-            self._counters["prefix_cache_hits"] += cached_tokens
+        if count and not request.is_replay:
+            self._hits.count(
+                request.sequence.num_tokens,
+                cached_tokens,
+                fetched_tokens=request.fetched_tokens,
+                peer=request.plan.peer if request.plan else None,
+                tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
+            )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
     def _append(self, request: Request, token_id: int) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from common.ids import BlockId, RequestId, TransferId
-from common.messages import Offer
+from common.messages import Offer, Plan
 from decode_worker.outbox import Outbox
 from kvstore.sequence import Sequence
 
@@ -26,6 +26,13 @@ class Request:
     transfer_id: TransferId | None = None
     offer: Offer | None = None
     pull: asyncio.Task[None] | None = None
+    plan: Plan | None = None
+    """The plan that holds."""
+    cache_salt: str = ""
+    is_replay: bool = False
+    """Its cache hits are counted already."""
+    fetched_tokens: int = 0
+    """Tokens of the prefix that were just pulled from a peer."""
     started: bool = False
     gone: bool = False
     """Finished, aborted or failed; only its blocks are still waited for."""

@@ -5,11 +5,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from common.addresses import is_loopback
 from common.errors import BatonError
-from gateway.api import admin, endpoints, models, status
+from gateway.api import admin, cache, endpoints, models, status
 from gateway.door import Door, on_error, on_http_exception
-from gateway.keys import Keys
 from gateway.parts import Parts
 
 ROUTES = [
@@ -18,6 +16,10 @@ ROUTES = [
     Route("/v1/models", models.list_models),
     Route("/v1/models/{model:path}", models.get_model),
     Route("/v1/cluster", status.cluster),
+    Route("/v1/cache/stats", cache.stats),
+    Route("/v1/cache/prefixes", cache.prefixes),
+    Route("/v1/cache/lookup", cache.lookup, methods=["POST"]),
+    Route("/v1/cache/reset", cache.reset, methods=["POST"]),
     Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
     Route("/debug/kv", admin.debug_kv),
     Route("/health", status.health),
@@ -35,11 +37,4 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.parts = parts
-    config = parts.config
-    keys = Keys(
-        config.api_key,
-        config.admin_key,
-        is_private=is_loopback(config.host),
-        share_prefixes=config.share_prefixes,
-    )
-    return Door(app, keys, parts.metrics)
+    return Door(app, parts.keys, parts.metrics)

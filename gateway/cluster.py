@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from redis.asyncio import Redis
@@ -72,9 +72,17 @@ class Cluster:
     """Owns the members and their sessions. Runs on the event loop from :meth:`run` until cancelled."""
 
     def __init__(
-        self, redis: Redis, *, model_name: str, token: str, limits: RouterLimits, tls: Tls | None = None
+        self,
+        redis: Redis,
+        *,
+        model_name: str,
+        token: str,
+        limits: RouterLimits,
+        on_records: Callable[[Sequence[WorkerRecord], float], None] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._redis = redis
+        self._on_records = on_records
         self._model_name = model_name
         self._token = token
         self._tls = tls
@@ -205,6 +213,8 @@ class Cluster:
 
     def _apply(self, records: list[WorkerRecord], group: asyncio.TaskGroup) -> None:
         now = self._polled_at
+        if self._on_records is not None:
+            self._on_records(records, now)
         for record in records:
             member = self._members.get(record.worker_id)
             if member is not None and (member.life, member.record.role) != (

@@ -53,6 +53,10 @@ class GatewayConfig:
     prefill_expected: bool = False
     """Whether /ready waits for a prefill worker too."""
 
+    pin_prefix: Path | None = None
+    """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
+    {"name": ..., "prompt": ...}."""
+
     local_prefill_tokens: int = 64
     """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
 

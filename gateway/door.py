@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import BatonError, InternalError, NotFound
 from gateway.api.errors import error_headers, error_reply
+from gateway.api.salt import CACHE_SALT
 from gateway.client_gone import ClientGone
 from gateway.errors import MethodNotAllowed
 from gateway.keys import Keys
@@ -28,10 +29,7 @@ CLIENT_CLOSED = 499
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _PROTECTED = "/v1/"
-_ADMIN = ("/v1/cluster/", "/debug/")
-
-CACHE_SALT = "baton.cache_salt"
-"""Entry of a request's scope: blocks are shared within equal salts only."""
+_ADMIN = ("/v1/cluster/", "/v1/cache/stats", "/v1/cache/prefixes", "/v1/cache/reset", "/debug/")
 
 
 class Door:

@@ -23,8 +23,11 @@ from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.sampling import FinishReason, SamplingParams
 from gateway.attempt import Attempt, Stage
+from gateway.cache_ledger import CacheLedger
 from gateway.cluster import Cluster
+from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
+from gateway.prefix_ledger import PrefixLedger
 from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
 from gateway.text_stream import Piece, TextStream
 
@@ -48,6 +51,9 @@ class FlowServices:
 
     cluster: Cluster
     redis: Redis
+    locator: Locator
+    cache: CacheLedger
+    prefixes: PrefixLedger
     metrics: Metrics
     limits: RouterLimits
     accept_timeout_s: float
@@ -102,6 +108,7 @@ class Flow:
         self._emit = emit
         self._name = new_request_id()
         self._output_ids: list[int] = []
+        self._located = Located()
         self._attempt: Attempt | None = None
         self._num_attempts = 0
         self._num_migrations = 0
@@ -136,6 +143,7 @@ class Flow:
     async def run(self) -> None:
         """Return when the answer is complete; raises BatonError when it cannot be completed."""
         while self.finish is None:
+            self._located = await self._services.locator.locate((*self.prompt, *self._output_ids), self._cache_salt)
             worker = await self._next_worker()
             with self._cluster.counted(worker, sequences=1):
                 attempt = self._new_attempt(worker)
@@ -167,6 +175,7 @@ class Flow:
                 self._cluster.view(),
                 len(self.prompt) + len(self._output_ids),
                 limits=self._services.limits,
+                resident=self._located.num_tokens,
                 exclude=self._tried,
                 draw=random.random(),
             )
@@ -230,6 +239,7 @@ class Flow:
                     len(self.prompt),
                     self._sampling,
                     self._cache_salt,
+                    is_replay=self._begun_at is not None,
                 )
             )
             await attempt.wait_for(Stage.ACCEPTED, self._services.accept_timeout_s)
@@ -268,12 +278,14 @@ class Flow:
             num_tokens=len(self.prompt) + len(self._output_ids),
             cached_tokens=attempt.held_tokens,
             limits=self._services.limits,
+            resident=self._located.num_tokens,
             draw=random.random(),
         )
 
     async def _compute_local(self, attempt: Attempt) -> None:
         with self._cluster.counted(attempt.worker, tokens=self._num_missing(attempt)):
-            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL))
+            peer = None if attempt.choice is None else attempt.choice.peer
+            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL, peer=peer))
             await attempt.wait_for(Stage.WRITING, None)
 
     async def _compute_remote(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
@@ -330,6 +342,8 @@ class Flow:
             decode_address=attempt.worker.record.address,
             remaining_s=self._deadline - asyncio.get_running_loop().time(),
             cache_salt=self._cache_salt,
+            peer=None if attempt.choice is None else attempt.choice.peer,
+            is_replay=self._begun_at is not None,
         )
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -349,6 +363,9 @@ class Flow:
         return None
 
     def _num_missing(self, attempt: Attempt) -> int:
+        """Return what the plan adds to its worker's queue; all that the decode worker lacks, when it has to do it."""
+        if attempt.choice is not None and attempt.choice.work_tokens:
+            return attempt.choice.work_tokens
         return len(self.prompt) + len(self._output_ids) - attempt.held_tokens
 
     # ---- what comes back ----
@@ -359,7 +376,13 @@ class Flow:
             self._begun_at = asyncio.get_running_loop().time()
             self.cached_tokens = min(cached_tokens, len(self.prompt))
             queue_s = self._begun_at - self._arrived_at
+            self._note_prefix(cached_tokens)
             self._services.metrics.begun(attempt.choice.kind, len(self.prompt), self.cached_tokens, queue_s)
+
+    def _note_prefix(self, cached_tokens: int) -> None:
+        located, now = self._located, asyncio.get_running_loop().time()
+        cached_blocks = cached_tokens // located.block_size
+        self._services.prefixes.begun(self.prompt, located.chain, cached_blocks, located.block_size, now)
 
     def _on_output(self, attempt: Attempt, output: SequenceOutput) -> None:
         """Take what a step brought; raises BatonError when it does not fit what came before."""

@@ -26,6 +26,10 @@ class Keys:
         self._is_private = is_private
         self._salts = ["" if share_prefixes else _salt(key) for key in self._api_keys]
 
+    def salts(self) -> list[str]:
+        """Return the salts that clients can have."""
+        return self._salts or [""]
+
     def check_client(self, sent: str) -> str:
         """Return the cache salt of the client that sent this key; raises Unauthorized."""
         if not self._api_keys:

@@ -10,6 +10,7 @@ from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.keys import Keys
 from gateway.metrics import Metrics
 from gateway.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ class Parts:
     """Made once at the start of a gateway."""
 
     config: GatewayConfig
+    keys: Keys
     tokenizer: Tokenizer
     services: FlowServices
     metrics: Metrics

@@ -17,22 +17,31 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from redis.asyncio import Redis
 
+from common.addresses import is_loopback
 from common.errors import ConfigError, Unavailable
 from common.redis_client import connect
 from common.tls import load_tls
 from gateway.admission import Admission
 from gateway.app import build_app
+from gateway.cache_ledger import CacheLedger
+from gateway.cache_metrics import CacheMetrics
 from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.keys import Keys
+from gateway.locator import Locator
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
 from gateway.parts import Parts
+from gateway.pin_keeper import PinKeeper
+from gateway.pinned_file import read_pinned
+from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
 from gateway.worker_metrics import WorkerMetrics
+from kvstore.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +57,7 @@ class GatewayServer:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self._pinned = read_pinned(config.pin_prefix)
         self._socket = _bind(config.host, config.port)
         self.port: int = self._socket.getsockname()[1]
         self._stop = asyncio.Event()
@@ -66,7 +76,7 @@ class GatewayServer:
         """Serve until :meth:`stop`; raises ConfigError when the model's files cannot be used."""
         config = self._config
         try:
-            async with _connect(config.redis) as redis:
+            async with connect(config.redis) as redis:
                 files = await asyncio.to_thread(read_model_files, config.model)
                 tokenizer = await asyncio.to_thread(Tokenizer, files)
                 _write_port(config.port_file, self.port)
@@ -80,13 +90,19 @@ class GatewayServer:
         server = _Uvicorn(_uvicorn_config(parts))
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
+            pinning = group.create_task(self._pin_keeper(parts).run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
             server.should_exit = True
             await self._drain(parts, serving)
+            pinning.cancel()
             following.cancel()
+
+    def _pin_keeper(self, parts: Parts) -> PinKeeper:
+        config = self._config
+        return PinKeeper(self._pinned, parts.keys.salts(), parts.services, parts.tokenizer, config.cluster_token)
 
     async def _drain(self, parts: Parts, serving: asyncio.Task[None]) -> None:
         log.info("draining for up to %g s", self._config.drain_seconds)
@@ -126,15 +142,27 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
 def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Parts:
     tls = load_tls(config.tls_cert, config.tls_key, config.tls_ca)
     limits = RouterLimits(config.local_prefill_tokens, config.max_prefill_wait_s, config.max_tick_age_s)
-    cluster = Cluster(redis, model_name=config.model_name, token=config.cluster_token, limits=limits, tls=tls)
+    ledger = CacheLedger()
+    cluster = Cluster(
+        redis,
+        model_name=config.model_name,
+        token=config.cluster_token,
+        limits=limits,
+        on_records=ledger.observe,
+        tls=tls,
+    )
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
     derived.register(WorkerMetrics(cluster.view))
+    derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
     services = FlowServices(
         cluster=cluster,
         redis=redis,
+        locator=Locator(PrefixIndex(redis), cluster.view),
+        cache=ledger,
+        prefixes=PrefixLedger(),
         metrics=metrics,
         limits=limits,
         accept_timeout_s=config.accept_timeout_s,
@@ -143,6 +171,12 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     )
     return Parts(
         config=config,
+        keys=Keys(
+            config.api_key,
+            config.admin_key,
+            is_private=is_loopback(config.host),
+            share_prefixes=config.share_prefixes,
+        ),
         tokenizer=tokenizer,
         services=services,
         metrics=metrics,
@@ -151,13 +185,6 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         running=Running(),
         started_at=time.time_ns() // 1_000_000_000,
     )
-
-
-def _connect(url: str) -> Redis:
-    try:
-        return connect(url)
-    except ValueError as error:
-        raise ConfigError(f"--redis is not a URL of a Redis server: {error}") from error
 
 
 def _bind(host: str, port: int) -> socket.socket:

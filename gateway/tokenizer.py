@@ -77,6 +77,11 @@ class Tokenizer:
         self._check_length(sum(len(message.content) for message in messages), max_model_len, "messages")
         return await self._run(num_characters, lambda: self._encode_chat(template, messages))
 
+    def first_words(self, token_ids: Sequence[int], max_characters: int = 80) -> str:
+        """Return the beginning of what ``token_ids`` say, in one line, for people."""
+        text = " ".join(self._tokenizer.decode(list(token_ids), skip_special_tokens=True).split())
+        return text[:max_characters]
+
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ways to write each of ``words``, at the beginning of a text and after a space, as tokens."""
         forms = [form for word in words for form in (word, " " + word.lstrip(" "))]

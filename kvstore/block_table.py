@@ -90,7 +90,8 @@ class BlockTable:
             return
         hashes = self._hasher.extend(token_ids)
         for index in range(self._num_published, num_full):
-            self._pool.publish(self._block_ids[index], hashes[index])
+            parent = hashes[index - 1] if index else None
+            self._pool.publish(self._block_ids[index], hashes[index], parent=parent, tenant=self._hasher.root)
         self._num_published = num_full
 
     def copy_on_write(self, position: int) -> BlockCopy | None:

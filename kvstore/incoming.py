@@ -13,7 +13,10 @@ from common.wire import payload_checksum
 
 
 class Incoming:
-    """The progress of one Pull into ``block_ids``, the puller's own table for the whole prompt. Owned by the pull."""
+    """The progress of one Pull into ``block_ids``, the puller's own table for the whole prompt. Owned by the pull.
+
+    A loan fills all of ``block_ids`` and brings no handover.
+    """
 
     def __init__(
         self,
@@ -22,6 +25,8 @@ class Incoming:
         block_ids: Sequence[BlockId],
         block_size: int,
         block_bytes: int,
+        *,
+        is_loan: bool = False,
     ) -> None:
         self.num_tokens = have_tokens
         """Leading tokens whose KV is in place."""
@@ -33,6 +38,7 @@ class Incoming:
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._num_frames = 0
+        self._is_loan = is_loan
 
     def check_frame(self, frame: KvFrame) -> tuple[BlockId, ...]:
         """Return the blocks that the payload belongs in; raises CorruptFrame unless it is the very next frame."""
@@ -62,6 +68,8 @@ class Incoming:
         self._require_open(handover.transfer_id)
         if self.handover is not None:
             raise CorruptFrame("a second handover came")
+        if self._is_loan:
+            raise CorruptFrame("a handover came in a loan")
         num_slots = max(self.num_tokens, len(self._block_ids) * self._block_size)
         if not self.num_tokens <= handover.num_tokens <= num_slots:
             raise CorruptFrame(
@@ -72,13 +80,20 @@ class Incoming:
     def take_end(self, end: End) -> None:
         """Close the stream; raises CorruptFrame when something is missing."""
         self._require_open(end.transfer_id)
-        if self.handover is None:
-            raise CorruptFrame("the stream ended without a handover")
         if end.num_frames != self._num_frames:
             raise CorruptFrame(f"{end.num_frames} frames were sent and {self._num_frames} came")
-        if self.handover.finish is None and self.num_tokens != self.handover.num_tokens:
-            raise CorruptFrame(f"the stream ended at token {self.num_tokens} of {self.handover.num_tokens}")
+        num_due = self._num_due()
+        if num_due is not None and self.num_tokens != num_due:
+            raise CorruptFrame(f"the stream ended at token {self.num_tokens} of {num_due}")
         self.is_complete = True
+
+    def _num_due(self) -> int | None:
+        """Return how many tokens a complete stream has brought; None when the answer ended and none need come."""
+        if self._is_loan:
+            return len(self._block_ids) * self._block_size
+        if self.handover is None:
+            raise CorruptFrame("the stream ended without a handover")
+        return self.handover.num_tokens if self.handover.finish is None else None
 
     def _require_open(self, transfer_id: TransferId) -> None:
         if transfer_id != self._transfer_id:

@@ -1,6 +1,7 @@
 """One transfer at its source: how far its blocks are computed, and what a puller may have of them now.
 
     opened ──advance──▶ ... ──hand_over──▶ complete ──▶ ended (done, cancelled, expired, closed or failed)
+    opened ──lend──▶ complete ──▶ ended     a cached prefix: whole blocks, and no token after them
 
 It may end at any moment; from then on nothing more is read from its blocks, and what its engine still says is ignored.
 """
@@ -53,6 +54,7 @@ class Outgoing:
         self._block_ids = tuple(block_ids)
         self._block_size = block_size
         self._num_computed = 0
+        self._is_lent = False
         self._on_fail = on_fail
         self._changed = asyncio.Event()
 
@@ -80,6 +82,11 @@ class Outgoing:
         self.advance(handover.num_tokens)
         self.handover = handover
         self._notify()
+
+    def lend(self) -> None:
+        """Say that all blocks are in place and that nothing else will come."""
+        self._is_lent = True
+        self.advance(self.num_slots)
 
     def fail(self, error: BatonError) -> None:
         """End it: the blocks are released at once and a puller, now or soon, gets ``error``."""
@@ -121,7 +128,9 @@ class Outgoing:
         return FrameSpan(num_sent, token_end, self._block_ids[first:past])
 
     def is_served(self, num_sent: int) -> bool:
-        """Say whether a puller that has ``num_sent`` tokens and the handover needs nothing more."""
+        """Say whether a puller that has ``num_sent`` tokens and the handover, if there is one, needs nothing more."""
+        if self._is_lent:
+            return num_sent >= self.num_slots
         return self.handover is not None and (self.handover.finish is not None or num_sent >= self.handover.num_tokens)
 
     async def wait_changed(self) -> None:

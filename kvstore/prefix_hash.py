@@ -10,8 +10,9 @@ of blocks or pools.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from common.errors import InvalidRequest
 from common.ids import BlockHash
 from common.messages import Fingerprint
 
@@ -55,12 +56,24 @@ def chain_hashes(parent: BlockHash, token_ids: Sequence[int], block_size: int) -
     return hashes
 
 
+def join_chain(block_hashes: Iterable[BlockHash]) -> bytes:
+    """Return the hashes of a chain as messages and the index carry them."""
+    return b"".join(block_hashes)
+
+
+def split_chain(chain: bytes) -> list[BlockHash]:
+    """Return the hashes of which ``chain`` is made; raises InvalidRequest when it is not made of whole ones."""
+    if len(chain) % DIGEST_BYTES:
+        raise InvalidRequest(f"a chain of {len(chain)} bytes is not made of hashes of {DIGEST_BYTES} bytes")
+    return [BlockHash(chain[start : start + DIGEST_BYTES]) for start in range(0, len(chain), DIGEST_BYTES)]
+
+
 class PrefixHasher:
     """The hashes of one growing sequence; each token is hashed once. Owned by the sequence's block table."""
 
     def __init__(self, root: BlockHash, block_size: int) -> None:
         self.block_size = block_size
-        self._root = root
+        self.root = root
         self._hashes: list[BlockHash] = []
 
     def extend(self, token_ids: Sequence[int]) -> Sequence[BlockHash]:
@@ -72,7 +85,7 @@ class PrefixHasher:
         num_full = len(token_ids) // self.block_size
         num_known = len(self._hashes)
         if num_full > num_known:
-            parent = self._hashes[-1] if self._hashes else self._root
+            parent = self._hashes[-1] if self._hashes else self.root
             fresh = token_ids[num_known * self.block_size : num_full * self.block_size]
             self._hashes += chain_hashes(parent, fresh, self.block_size)
         return self._hashes if num_full >= num_known else self._hashes[:num_full]
@@ -83,6 +96,6 @@ class PrefixHasher:
 
     def fork(self) -> "PrefixHasher":
         """Return an independent hasher of the same tokens."""
-        twin = PrefixHasher(self._root, self.block_size)
+        twin = PrefixHasher(self.root, self.block_size)
         twin._hashes = self._hashes.copy()
         return twin

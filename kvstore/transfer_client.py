@@ -139,17 +139,25 @@ class TransferClient:
         have_tokens: int,
         block_ids: Sequence[BlockId],
         on_handover: Callable[[Handover], None],
+        *,
+        is_loan: bool = False,
     ) -> PullOutcome:
         """Fill ``block_ids``, the puller's table for the whole prompt, behind its first ``have_tokens`` tokens.
 
-        ``on_handover`` is called as soon as the next token comes, maybe before the last blocks. Never raises for a
+        ``on_handover`` is called as soon as the next token comes, maybe before the last blocks; a loan fills all of
+        ``block_ids`` and has none. Never raises for a
         fault of the transfer. Once it has returned, or raised CancelledError, nothing is written any more, so the
         blocks may be reused at once. The caller then calls :meth:`done` or :meth:`cancel`.
         """
         self.expect(offer)
         self.counters.pulls += 1
         incoming = Incoming(
-            offer.transfer_id, have_tokens, block_ids, self._block_size, self._storage.layout.block_bytes
+            offer.transfer_id,
+            have_tokens,
+            block_ids,
+            self._block_size,
+            self._storage.layout.block_bytes,
+            is_loan=is_loan,
         )
         try:
             with self._stoppable(offer.transfer_id):

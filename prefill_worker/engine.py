@@ -1,8 +1,9 @@
 """The prefill role: takes prompts off its queue, computes them in chunks, and lets decode workers pull the blocks.
 
-Life of a prompt: queued -> admitted (has its blocks; a lease is open and offered to the decode worker) -> computed (the
-next token is sampled and handed over) -> released, by the decode worker's Done, a Cancel, or the lease's end. Released
-may come at any moment; blocks of a prompt that a running step still writes to are given back when the step has ended.
+Life of a prompt: queued -> fetched in part, from a peer that holds its prefix, if that is cheaper -> admitted (has its
+blocks; a lease is open and offered to the decode worker) -> computed (the next token is sampled and handed over) ->
+released, by the decode worker's Done, a Cancel, or the lease's end. Released may come at any moment; blocks of a prompt
+that a running step still writes to are given back when the step has ended.
 """
 
 import asyncio
@@ -13,11 +14,23 @@ from dataclasses import dataclass
 
 from common.errors import BatonError, InternalError, InvalidRequest
 from common.ids import TransferId
-from common.messages import QUEUE_RESETS, Handover, Offer, OfferReply, Prefill, SequenceReport, SlotCounts, WorkerLoad
+from common.messages import (
+    QUEUE_RESETS,
+    Handover,
+    Offer,
+    OfferReply,
+    PeerPrefix,
+    Prefill,
+    Role,
+    SequenceReport,
+    SlotCounts,
+    WorkerLoad,
+)
 from common.rpc import Handlers
 from common.sampling import finish_reason
 from common.services import OFFER
 from kvstore.block_table import BlockTable
+from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
 from kvstore.host.stepper import Computed
 from kvstore.outgoing import Outgoing, ReleaseReason
@@ -41,6 +54,8 @@ class _Job:
     expires_at: float
     outgoing: Outgoing | None = None
     cached_tokens: int = 0
+    fetched_tokens: int = 0
+    """Tokens of the prefix that were just pulled from a peer."""
 
 
 class PrefillEngine:
@@ -59,9 +74,9 @@ class PrefillEngine:
         self._empty = asyncio.Event()
         self._empty.set()
         self._stepper = parts.new_stepper()
-        self._counters = dict.fromkeys(
-            ("prompt_tokens_computed", "prefix_cache_queries", "prefix_cache_hits", "handovers", "offers_refused"), 0
-        )
+        self._counters = dict.fromkeys(("prompt_tokens_computed", "handovers", "offers_refused"), 0)
+        self._hits = HitCounter(Role.PREFILL)
+        self._num_fetching = 0
 
     # ---- what the host asks ----
 
@@ -89,7 +104,7 @@ class PrefillEngine:
         """Return the load at ``now``."""
         return WorkerLoad(
             running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
+            waiting=self._scheduler.num_waiting + self._num_fetching,
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
@@ -120,15 +135,16 @@ class PrefillEngine:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
-        return self._counters | {
-            "steps": self._stepper.meter.num_steps,
-            QUEUE_RESETS: self._intake.num_resets,
-        }
+        return (
+            self._counters
+            | self._hits.counters()
+            | {"steps": self._stepper.meter.num_steps, QUEUE_RESETS: self._intake.num_resets}
+        )
 
     # ---- coming in ----
 
     def _room(self) -> int:
-        return self._parts.config.max_waiting - self._scheduler.num_waiting
+        return self._parts.config.max_waiting - self._scheduler.num_waiting - self._num_fetching
 
     def _accept(self, entry_id: bytes, task: Prefill) -> None:
         if task.transfer_id in self._jobs:
@@ -151,8 +167,27 @@ class PrefillEngine:
             job.outgoing.fail(InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
             self._group.create_task(self._offer(job))
             return
-        self._scheduler.add(sequence)
+        if task.peer is None:
+            self._add(job)
+        else:
+            self._num_fetching += 1
+            self._group.create_task(self._fetch(job, task.peer))
+
+    def _add(self, job: _Job) -> None:
+        self._scheduler.add(job.sequence)
         self._wake.set()
+
+    async def _fetch(self, job: _Job, peer: PeerPrefix) -> None:
+        """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it."""
+        task, rate = job.task, self._stepper.meter.prompt_tokens_per_s
+        try:
+            job.fetched_tokens = await self._parts.fetcher.fetch(
+                task.token_ids, peer, lambda: self._parts.new_table(task.cache_salt), rate
+            )
+        finally:
+            self._num_fetching -= 1
+        if job.sequence in self._by_sequence:  # not dropped meanwhile
+            self._add(job)
 
     async def _expire_waiting(self) -> None:
         """Drop prompts whose time ran out before they got blocks; their decode worker has given them up."""
@@ -166,8 +201,14 @@ class PrefillEngine:
         """The prompt has its blocks: open the lease and offer it."""
         job = self._by_sequence[sequence]
         job.cached_tokens = sequence.num_computed_tokens
-        self._counters["prefix_cache_queries"] += sequence.num_tokens
-        self._counters["prefix_cache_hits"] += job.cached_tokens
+        if not job.task.is_replay:
+            self._hits.count(
+                sequence.num_tokens,
+                job.cached_tokens,
+                fetched_tokens=job.fetched_tokens,
+                peer=job.task.peer,
+                tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
+            )
         job.outgoing = self._parts.transfers.open(job.task.transfer_id, tuple(sequence.table.block_ids))
         job.outgoing.advance(sequence.num_computed_tokens)
         self._group.create_task(self._offer(job))

@@ -70,9 +70,10 @@ class PrefillScheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, cached prefixes of waiting prompts included."""
-        sequences = [item.sequence for item in self._waiting] + [item.sequence for item in self._admitted]
-        return sum(sequence.num_remaining_tokens for sequence in sequences)
+        """Prompt tokens that are still to be computed, by what is cached now."""
+        waiting = [item.sequence for item in self._waiting]
+        admitted = sum(item.sequence.num_remaining_tokens for item in self._admitted)
+        return admitted + sum(one.num_tokens - one.table.cached_prefix(one.token_ids) for one in waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a prompt; its table must be empty."""

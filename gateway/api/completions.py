@@ -37,7 +37,7 @@ def prompts(fields: CompletionFields, vocab_size: int) -> list[Prompt]:
         raise _wrong(f"has more than {MAX_PROMPTS} entries")
     for prompt in found:
         if not isinstance(prompt, str):
-            _check_tokens(prompt, vocab_size)
+            check_tokens(prompt, vocab_size)
     return found
 
 
@@ -58,7 +58,8 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
     raise _wrong("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 
-def _check_tokens(token_ids: list[int], vocab_size: int) -> None:
+def check_tokens(token_ids: list[int], vocab_size: int) -> None:
+    """Raise InvalidRequest unless these are tokens of the vocabulary, at least one."""
     if not token_ids:
         raise _wrong("must not be an empty list of token ids")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:

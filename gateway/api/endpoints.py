@@ -15,7 +15,7 @@ from gateway.api.chat_reply import ChatReply
 from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
-from gateway.door import CACHE_SALT
+from gateway.api.salt import salt_of
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.parts import Parts, parts_of
@@ -106,7 +106,7 @@ def _generation(
         parts.running,
         arrived_at=arrived_at,
         timeout_s=parts.config.request_timeout_s,
-        cache_salt=request.scope[CACHE_SALT],
+        cache_salt=salt_of(request, fields.cache_salt),
     )
 
 

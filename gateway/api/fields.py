@@ -15,6 +15,7 @@ import msgspec
 
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway.api.salt import check_salt
 from gateway.errors import ContextLengthExceeded
 
 MAX_ECHO = 200
@@ -67,6 +68,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
     def token_limit(self) -> int | None:
         """Return how many tokens the client allows, if it says so; the newer name goes over the older one."""
@@ -116,6 +118,7 @@ def check_common(fields: CommonFields) -> None:
     _check_min_tokens(fields.min_tokens, fields.token_limit())
     _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
     _check_stop(fields.stop_strings())
+    check_salt(fields.cache_salt)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 

@@ -58,7 +58,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "vllm_xargs": ({},),
     "priority": (0,),
-    "cache_salt": (),
     "extra_key": (),
     "session_params": ({},),
     "lora_path": (),

@@ -64,6 +64,9 @@ class WorkerConfig:
     kv_memory: str = "2GiB"
     """Memory of the KV pool, used when --kv-blocks is 0."""
 
+    tenant_cache_share: float = 0.5
+    """Share of the KV blocks that the cache of one tenant (cache salt) may keep when others need room."""
+
     max_model_len: int = 0
     """Tokens of prompt and answer together at most; 0: what the model and the pool allow."""
 
@@ -100,6 +103,8 @@ class WorkerConfig:
         for flag in ("kv_blocks", "max_model_len", "threads"):
             if getattr(self, flag) < 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
+        if not 0 < self.tenant_cache_share <= 1:
+            raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
         for flag in ("lease_s", "drain_seconds"):
             if not getattr(self, flag) > 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")

@@ -55,7 +55,7 @@ class Control:
 
     def _integrity(self) -> str:
         try:
-            self._parts.model.pool.check_integrity(table.block_ids for table in self._engine.tables())
+            self._parts.model.pool.check_integrity(self._parts.holders(self._engine.tables()))
         except IntegrityError as error:
             return str(error)
         return ""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+from msgspec.structs import replace
+
 from common.messages import Role, WorkerRecord, WorkerState
 from common.redis_client import RedisUnavailable
 from common.registry import HEARTBEAT_S, publish, withdraw
@@ -63,7 +65,9 @@ class Heartbeat:
         counters = self._engine.counters() | {
             "integrity_failures": self._num_integrity_failures,
             "evictions": model.pool.num_evictions,
+            "prefix_loans": parts.lender.num_loans,
         }
+        counters |= parts.fetcher.counters()
         for name, counts in (
             ("lend", parts.transfers.counters),
             ("pull", parts.puller.counters),
@@ -81,7 +85,7 @@ class Heartbeat:
             fingerprint=model.fingerprint,
             model=parts.config.served_model_name or model.spec.name,
             max_model_len=model.spec.max_model_len,
-            load=self._engine.load(time.monotonic()),
+            load=replace(self._engine.load(time.monotonic()), pull_tokens_per_s=parts.fetcher.meter.tokens_per_s),
             blocks=model.pool.counts(),
             slots=self._engine.slots(),
             counters=counters,
@@ -91,7 +95,7 @@ class Heartbeat:
         idle = record.load.running + record.load.waiting == 0
         if idle and not self._was_idle:
             try:
-                self._parts.model.pool.check_integrity(table.block_ids for table in self._engine.tables())
+                self._parts.model.pool.check_integrity(self._parts.holders(self._engine.tables()))
             except IntegrityError as error:
                 self._num_integrity_failures += 1
                 log.error("the block pool's books do not balance: %s", error)

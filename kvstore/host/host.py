@@ -10,7 +10,7 @@ import signal
 
 from redis.asyncio import Redis
 
-from common.ids import WorkerId, new_epoch
+from common.ids import TransferId, WorkerId, new_epoch
 from common.logs import configure
 from common.messages import HelloReply, Role, SlotCounts, WorkerState
 from common.redis_client import connect
@@ -20,11 +20,15 @@ from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Control
 from kvstore.host.engine import Engine, create_engine
 from kvstore.host.heartbeat import Heartbeat
+from kvstore.host.index_publisher import IndexPublisher
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
 from kvstore.lease_keeper import RENEW_S
+from kvstore.lender import Lender
+from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
+from kvstore.prefix_fetcher import PrefixFetcher
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
 
@@ -86,14 +90,20 @@ class Host:
         model = await compute.call(lambda: load_model_parts(self._config))
         identity = HelloReply(self._worker_id, new_epoch(), model.fingerprint)
         loop = asyncio.get_running_loop()
+
+        def on_release(transfer_id: TransferId, reason: ReleaseReason) -> None:
+            if not lender.released(transfer_id):
+                self._engine.released(transfer_id, reason)
+
         transfers = TransferServer(
             model.storage,
             self._config.block_size,
             identity,
             LeaseTable(self._config.lease_s),
-            lambda transfer_id, reason: self._engine.released(transfer_id, reason),
+            on_release,
             loop.time,
         )
+        lender = Lender(model.pool, transfers, identity.epoch)
         puller = TransferClient(
             model.storage,
             self._config.block_size,
@@ -112,15 +122,20 @@ class Host:
             transfers=transfers,
             puller=puller,
             peers=peers,
+            lender=lender,
+            fetcher=PrefixFetcher(puller, peers, self._config.block_size, identity.epoch),
         )
 
     async def _serve(self, server: RpcServer, parts: Parts) -> None:
         self._engine: Engine = create_engine(self._role, parts)
         control = Control(parts, self._role, self._engine, lambda: self._state, self.stop)
-        server.mount(parts.transfers.handlers().merged(self._engine.handlers()).merged(control.handlers()))
+        served = parts.transfers.handlers().merged(parts.lender.handlers()).merged(self._engine.handlers())
+        server.mount(served.merged(control.handlers()))
         heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
+        publisher = IndexPublisher(parts.redis, parts.worker_id, parts.epoch, parts.model.pool)
         async with asyncio.TaskGroup() as group:
             tasks = [
+                group.create_task(publisher.run()),
                 group.create_task(self._engine.run()),
                 group.create_task(parts.transfers.run()),
                 group.create_task(parts.puller.run()),
@@ -134,6 +149,7 @@ class Host:
             await self._drain(heartbeat, parts)
             for task in tasks:
                 task.cancel()
+        await publisher.withdraw()
         await heartbeat.withdraw()
 
     async def _drain(self, heartbeat: Heartbeat, parts: Parts) -> None:
@@ -143,6 +159,7 @@ class Host:
         try:
             async with asyncio.timeout(self._config.drain_seconds):
                 await self._engine.drain()
+                await parts.lender.wait_returned()
                 await parts.puller.wait_told()
         except TimeoutError:
             log.warning("work was left after %g s of draining", self._config.drain_seconds)

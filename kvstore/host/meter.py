@@ -1,7 +1,11 @@
 """Measures a step loop: how fast it computes prompt tokens, and how long ago it last turned."""
 
-_SMOOTHING = 0.2
-"""Weight of the newest step in the moving average."""
+_HALF_WEIGHT_TOKENS = 512
+"""A step of this many prompt tokens weighs as much as everything before it; a few tokens, whose step is bound by other
+things than their number, weigh next to nothing."""
+
+_MIN_FIRST_TOKENS = 32
+"""Nothing is measured before a step of so many prompt tokens."""
 
 
 class StepMeter:
@@ -23,10 +27,12 @@ class StepMeter:
         self.num_steps += 1
         self._busy_since = now
         elapsed = now - self._began
-        if num_prompt_tokens > 1 and elapsed > 0:
-            rate = num_prompt_tokens / elapsed
-            previous = self.prompt_tokens_per_s or rate
-            self.prompt_tokens_per_s = previous + _SMOOTHING * (rate - previous)
+        if elapsed <= 0 or num_prompt_tokens < (1 if self.prompt_tokens_per_s else _MIN_FIRST_TOKENS):
+            return
+        rate = num_prompt_tokens / elapsed
+        previous = self.prompt_tokens_per_s or rate
+        weight = num_prompt_tokens / (num_prompt_tokens + _HALF_WEIGHT_TOKENS)
+        self.prompt_tokens_per_s = previous + weight * (rate - previous)
 
     def idle(self) -> None:
         """There is nothing to do."""

@@ -1,13 +1,14 @@
 """What a worker has whatever its role: the model, the blocks, and the ways to reach others."""
 
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from redis.asyncio import Redis
 
-from common.ids import BlockHash, Epoch, WorkerId
+from common.ids import BlockHash, BlockId, Epoch, WorkerId
 from common.messages import Fingerprint
 from common.model.load import load_model
 from common.model.runner import ModelRunner
@@ -18,8 +19,11 @@ from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
+from kvstore.lender import Lender
 from kvstore.peers import PeerSet
+from kvstore.prefix_fetcher import PrefixFetcher
 from kvstore.prefix_hash import PrefixHasher, root_hash
+from kvstore.retention import LeastRecentlyUsed
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
@@ -53,10 +57,16 @@ class Parts:
     transfers: TransferServer
     puller: TransferClient
     peers: PeerSet
+    lender: Lender
+    fetcher: PrefixFetcher
 
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
         return Stepper(self.compute, self.model.runner, self.config.block_size)
+
+    def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
+        """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""
+        return [*(table.block_ids for table in tables), *self.lender.holders(), *self.fetcher.holders()]
 
     def new_table(self, cache_salt: str) -> BlockTable:
         """Return an empty block table whose blocks are shared within ``cache_salt`` only."""
@@ -88,6 +98,6 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
         replace(spec, max_model_len=limit),
         runner,
         storage,
-        BlockPool(num_blocks, config.block_size),
+        BlockPool(num_blocks, config.block_size, LeastRecentlyUsed(int(num_blocks * config.tenant_cache_share))),
         fingerprint(spec, layout),
     )

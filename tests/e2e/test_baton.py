@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.cli import flag, variable
+from compose.cache_view import CacheLookupConfig, CacheStatsConfig, CacheTopConfig
 from compose.status import StatusConfig
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
@@ -34,7 +35,7 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     ended = baton("--help")
     assert ended.returncode == 0
-    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "version"):
+    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "cache", "version"):
         assert f" {name} " in ended.stdout
 
 
@@ -46,10 +47,13 @@ def test_help_lists_every_command() -> None:
         ("prefill", WorkerConfig),
         ("decode", WorkerConfig),
         ("status", StatusConfig),
+        ("cache stats", CacheStatsConfig),
+        ("cache top", CacheTopConfig),
+        ("cache lookup", CacheLookupConfig),
     ],
 )
 def test_each_option_is_a_flag_and_a_variable(name: str, config_type: type[Any]) -> None:
-    said = baton(name, "--help").stdout
+    said = baton(*name.split(), "--help").stdout
     for field in dataclasses.fields(config_type):
         assert f"{flag(field.name)} " in said
         assert variable(field.name) in said

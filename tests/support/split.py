@@ -13,6 +13,7 @@ from common.ids import RequestId, new_request_id, new_transfer_id
 from common.messages import (
     Abort,
     Accepted,
+    PeerPrefix,
     Plan,
     PlanKind,
     Prefill,
@@ -78,6 +79,7 @@ class Split:
         num_prompt_tokens: int | None = None,
         leave_after: int | None = None,
         salt: str = "",
+        peer: PeerPrefix | None = None,
         plan_delay_s: float = 0.0,
         **sampling: Any,
     ) -> Answer:
@@ -100,7 +102,7 @@ class Split:
                 return answer
             answer.accepted_cached = reply.cached_tokens
             await self._plan(
-                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, plan_delay_s
+                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, peer, plan_delay_s
             )
             num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
             await self._collect(inbox, answer, leave_after, num_before)
@@ -116,10 +118,11 @@ class Split:
         params: SamplingParams,
         kind: PlanKind,
         salt: str,
+        peer: PeerPrefix | None,
         plan_delay_s: float,
     ) -> None:
         if kind is PlanKind.LOCAL:
-            await self._stream.send(Plan(request_id, kind))
+            await self._stream.send(Plan(request_id, kind, peer=peer))
             return
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
@@ -138,6 +141,7 @@ class Split:
             decode_address=decode.address,
             remaining_s=LIMIT_S,
             cache_salt=salt,
+            peer=peer,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
         if plan_delay_s:
@@ -174,7 +178,8 @@ def _num_in_use(pool: BlockPool) -> int:
     return counts.held + counts.quarantined
 
 
-async def _started(host: Host, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+async def started(host: Host, group: asyncio.TaskGroup) -> asyncio.Task[None]:
+    """Run ``host`` in ``group``; return once it is ready or has failed."""
     task = group.create_task(host.run())
     ready = group.create_task(host.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +195,7 @@ async def split(model: str, redis_url: str, **options: Any) -> AsyncIterator[Spl
     prefill, decode = Host(config, Role.PREFILL), Host(config, Role.DECODE)
     async with connect(redis_url) as redis, asyncio.TaskGroup() as group:
         for host in (prefill, decode):
-            await _started(host, group)
+            await started(host, group)
         assert decode.parts is not None
         client = RpcClient(decode.parts.address, TOKEN, load_tls(config.tls_cert, config.tls_key, config.tls_ca))
         cluster = Split(prefill, decode, redis, client.open(SESSION))

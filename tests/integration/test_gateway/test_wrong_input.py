@@ -82,7 +82,7 @@ BOTH = [
     ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
     ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
-    ({"cache_salt": "a"}, "cache_salt"),
+    ({"cache_salt": ""}, "cache_salt"),
     ({"priority": 5}, "priority"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"top_logprobs": "5"}, "top_logprobs"),

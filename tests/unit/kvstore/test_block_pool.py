@@ -6,7 +6,7 @@ import pytest
 
 from common.ids import BlockHash, BlockId
 from common.messages import BlockCounts
-from kvstore.block_pool import BlockPool, IntegrityError, OutOfBlocks
+from kvstore.block_pool import BlockPool, CacheEntry, IntegrityError, OutOfBlocks
 from kvstore.cache_log import CacheChange
 
 
@@ -251,8 +251,8 @@ def test_integrity_reports_at_most_ten_faults():
         (lambda pool: pool._free.pop(), "idle in 0 lists"),
         (lambda pool: pool._free.append(BlockId(99)), "do not exist"),
         (lambda pool: pool._quarantined.add(pool._free.pop()) or pool._hash_of.__setitem__(3, h(9)), "carry a hash"),
-        (lambda pool: pool._block_of.__setitem__(h(1), BlockId(2)), "does not carry it"),
-        (lambda pool: pool._evictable.__setitem__(pool._free.pop(), None), "cached without a hash"),
+        (lambda pool: pool._entries.__setitem__(h(1), CacheEntry(BlockId(2), None, None)), "does not carry it"),
+        (lambda pool: pool._evictable.add(pool._free.pop(), None), "cached without a hash"),
         (lambda pool: pool._hash_of.__setitem__(3, h(9)), "carries a hash"),
     ],
 )

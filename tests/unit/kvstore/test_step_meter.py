@@ -1,0 +1,37 @@
+"""The step meter: what a rate is taken from."""
+
+from kvstore.host.meter import StepMeter
+
+
+def run_steps(meter: StepMeter, *steps: tuple[int, float]) -> None:
+    now = 0.0
+    for num_prompt_tokens, seconds in steps:
+        meter.begin(now)
+        now += seconds
+        meter.end(now, num_prompt_tokens)
+
+
+def test_tiny_prompts_do_not_drag_the_rate_down():
+    meter = StepMeter()
+    run_steps(meter, (512, 1.0), *[(2, 0.1)] * 20)
+    assert meter.prompt_tokens_per_s > 0.9 * 512
+
+
+def test_nothing_is_measured_from_decoding_or_a_few_tokens():
+    meter = StepMeter()
+    run_steps(meter, (0, 0.1), (2, 0.1), (31, 0.1))
+    assert meter.prompt_tokens_per_s == 0.0
+
+
+def test_the_rate_follows_large_steps():
+    meter = StepMeter()
+    run_steps(meter, (512, 1.0), *[(512, 2.0)] * 8)
+    assert abs(meter.prompt_tokens_per_s - 256) < 10
+
+
+def test_the_tick_age_grows_only_while_there_is_work():
+    meter = StepMeter()
+    meter.begin(1.0)
+    assert meter.tick_age_s(5.0) == 4.0
+    meter.idle()
+    assert meter.tick_age_s(9.0) == 0.0
