@@ -39,10 +39,11 @@ class Process:
             await self._task
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process that runs now."""
-        if self._process is not None and self._process.returncode is None:
+        """Send a signal to the process that runs now, if it is still a child of ours."""
+        process = self._process
+        if process is not None and process.returncode is None and _parent(process.pid) == os.getpid():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                os.kill(process.pid, number)
 
     async def _keep(self) -> None:
         while self._restarts:
@@ -61,3 +62,11 @@ class Process:
             self._process.stdin.write(self.stdin)
             self._process.stdin.close()
             self.exits.append(await self._process.wait())
+
+
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process, None when there is no such process. Linux only."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
