@@ -62,13 +62,16 @@ class FaultProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Cut everything and stop listening."""
+        """Stop listening, cut everything, and wait until nothing of it is left on the loop."""
         if self._server is not None:
             self._server.close()
-        self.cut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._server = None
+        await asyncio.sleep(0)  # what was accepted just now becomes a task of ours
+        while self._tasks:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports close in the loop's next turn
 
     # ---- faults ----
 
@@ -109,24 +112,25 @@ class FaultProxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
-        except OSError:
+            if self._server is not None:
+                await self._serve(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # nobody is there, or stop(), which waits for this: asyncio logs whatever leaves this callback
+        finally:
             writer.transport.abort()
             self._tasks.discard(task)
-            return
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         pipes = (_Pipe(Way.UP, reader, far_writer), _Pipe(Way.DOWN, far_reader, writer))
         self._pipes.update(pipes)
         try:
             async with asyncio.TaskGroup() as group:
                 for pipe in pipes:
                     group.create_task(self._pass(pipe))
-        except asyncio.CancelledError:
-            return  # by stop(), which waits for this
         finally:
             self._pipes.difference_update(pipes)
-            self._tasks.discard(task)
-            for one in (writer, far_writer):
-                one.transport.abort()
+            far_writer.transport.abort()
 
     async def _pass(self, pipe: _Pipe) -> None:
         try:
