@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.logs import LogFormat
 from common.tls import check_tls
 
 
@@ -100,6 +101,9 @@ class GatewayConfig:
 
     log_level: str = "INFO"
     """Lowest level that is logged."""
+
+    log_format: LogFormat = "text"
+    """How log lines are written: text, or json, one object a line."""
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -161,6 +161,15 @@ class Flow:
             self._last_token_at - self._first_token_at,
             now - self._arrived_at,
         )
+        log.info(
+            "%s: %s, %d + %d tokens in %.3f s, %s",
+            self._name,
+            self.finish,
+            len(self.prompt),
+            self.num_output_tokens,
+            now - self._arrived_at,
+            self.route.header() if self.route else "no route",
+        )
 
     def abort(self, reason: str) -> None:
         """Tell the decode worker, if one has the sequence, that it is not wanted any more. Never waits."""

@@ -17,6 +17,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
+from kvstore.host.metrics import HostMetrics
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
@@ -52,6 +53,7 @@ class Parts:
     epoch: Epoch
     address: str
     model: ModelParts
+    metrics: HostMetrics
     compute: ComputeThread
     redis: Redis
     transfers: TransferServer
@@ -62,7 +64,7 @@ class Parts:
 
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
-        return Stepper(self.compute, self.model.runner, self.config.block_size)
+        return Stepper(self.compute, self.model.runner, self.config.block_size, self.metrics.stepped)
 
     def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
         """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""

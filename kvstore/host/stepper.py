@@ -53,8 +53,15 @@ class Computed:
 class Stepper:
     """Runs one engine's steps, one at a time, and gives blocks back when no step can write to them any more."""
 
-    def __init__(self, thread: ComputeThread, runner: ModelRunner, block_size: int) -> None:
+    def __init__(
+        self,
+        thread: ComputeThread,
+        runner: ModelRunner,
+        block_size: int,
+        on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,
+    ) -> None:
         self.meter = StepMeter()
+        self._on_step = on_step
         self._thread = thread
         self._runner = runner
         self._block_size = block_size
@@ -67,7 +74,8 @@ class Stepper:
         What the step reads of the sequences is copied first, so they may change while it runs.
         """
         self._in_flight = {chunk.sequence for chunk in chunks}
-        self.meter.begin(time.monotonic())
+        began = time.monotonic()
+        self.meter.begin(began)
         samples = [chunk.samples for chunk in chunks]
         try:
             token_ids = iter(await self._thread.call(self._job(chunks)))
@@ -75,7 +83,9 @@ class Stepper:
             log.exception("a step failed")
             raise InternalError("the worker could not compute the sequence") from error
         finally:
-            self.meter.end(time.monotonic(), sum(n for chunk in chunks if (n := chunk.num_scheduled_tokens) > 1))
+            ended = time.monotonic()
+            self._on_step(ended - began, len(chunks))
+            self.meter.end(ended, sum(n for chunk in chunks if (n := chunk.num_scheduled_tokens) > 1))
             self._end_flight()
         return [
             Computed(chunk, next(token_ids) if wants else None) for chunk, wants in zip(chunks, samples, strict=True)
