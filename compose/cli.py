@@ -22,10 +22,12 @@ from compose.cache_view import (
     cache_top,
 )
 from compose.console import result
+from compose.doctor import DoctorConfig, doctor
 from compose.drain import DrainConfig, drain
 from compose.model_source import link_to, resolve_model
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
+from compose.top import TopConfig, top
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
@@ -103,7 +105,9 @@ def baton() -> App:
     app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
+    app.command(command(TopConfig, top), name="top")
     app.command(_cache())
+    app.command(command(DoctorConfig, doctor), name="doctor")
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

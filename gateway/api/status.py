@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.errors import Unavailable
-from common.messages import BlockCounts, Role, SlotCounts
+from common.messages import BlockCounts, Fingerprint, Role, SlotCounts
 from gateway.parts import baton_version, parts_of
 from gateway.router import WorkerView
 
@@ -44,6 +44,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: SlotCounts
     kv_waste: float
     """Share of the slots in held blocks that hold no token."""
+    fingerprint: Fingerprint
+    """What two workers must have in common to exchange blocks."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -137,6 +139,7 @@ def _worker(worker: WorkerView) -> WorkerStatus:
         blocks=record.blocks,
         slots=record.slots,
         kv_waste=kv_waste(record.slots),
+        fingerprint=record.fingerprint,
     )
 
 

@@ -1,5 +1,6 @@
 """What operators see: readiness, the cluster, metrics."""
 
+import msgspec
 import pytest
 
 from common.messages import BlockCounts, SlotCounts, WorkerLoad
@@ -46,6 +47,7 @@ async def test_the_cluster_is_shown(bench: Bench) -> None:
         "blocks": {"total": 100, "free": 60, "cached": 20, "held": 15, "quarantined": 5},
         "slots": {"allocated": 240, "used": 234},
         "kv_waste": 0.025,
+        "fingerprint": msgspec.to_builtins(decode.record.fingerprint),
     }
     assert [worker["id"] for worker in cluster["workers"]] == ["decode-0", "prefill-0"]
     assert cluster["ratio"] == {"prefill": 1, "decode": 1}
