@@ -10,6 +10,7 @@ from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.metrics import Metrics
 from gateway.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class Parts:
     config: GatewayConfig
     keys: Keys
     tokenizer: Tokenizer
+    grammars: GrammarChecker
     services: FlowServices
     metrics: Metrics
     registries: tuple[CollectorRegistry, ...]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.constraint import Constraint
 from common.sampling import SamplingParams
 from gateway.admission import Ticket
 from gateway.api import chat, completions
@@ -16,6 +17,7 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
+from gateway.api.structured import structure_of
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.parts import Parts, parts_of
@@ -32,7 +34,8 @@ async def chat_completions(request: Request) -> Response:
         messages = chat.conversation(fields)
         limit = parts.services.cluster.max_model_len()
         prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=False)
+        constraint = await _constraint(parts, fields)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=False)
     except BaseException:
         ticket.release()
         raise
@@ -51,7 +54,8 @@ async def text_completions(request: Request) -> Response:
         ticket.extend(len(given) - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
+        constraint = await _constraint(parts, fields)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=True)
     except BaseException:
         ticket.release()
         raise
@@ -66,6 +70,15 @@ def _check_model(parts: Parts, fields: CommonFields) -> None:
         )
 
 
+async def _constraint(parts: Parts, fields: CommonFields) -> Constraint | None:
+    """Return what the answer must look like; raises InvalidRequest when that cannot be enforced."""
+    structure = structure_of(fields)
+    if structure is None:
+        return None
+    await parts.grammars.check(structure.constraint, structure.param)
+    return structure.constraint
+
+
 async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[int]:
     return await parts.tokenizer.encode_prompt(prompt, limit) if isinstance(prompt, str) else prompt
 
@@ -77,6 +90,7 @@ def _generation(
     limit: int,
     ticket: Ticket,
     arrived_at: float,
+    constraint: Constraint | None,
     *,
     continues: bool,
 ) -> Generation:
@@ -95,7 +109,9 @@ def _generation(
         tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
     )
 
-    jobs = [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts]
+    jobs = [
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint)) for prompt in prompts
+    ]
     parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
     return Generation(
         parts.services,
