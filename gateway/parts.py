@@ -11,6 +11,7 @@ from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.keys import Keys
+from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
 from gateway.tokenizer import Tokenizer
 
@@ -22,6 +23,8 @@ class Parts:
     config: GatewayConfig
     keys: Keys
     tokenizer: Tokenizer
+    message_forms: MessageForms
+    """Of the model's own chat template."""
     services: FlowServices
     metrics: Metrics
     registries: tuple[CollectorRegistry, ...]

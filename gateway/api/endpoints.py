@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -16,8 +18,10 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
+from gateway.api.tools import tool_use
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
+from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
 from gateway.text_stream import TextStream
 
@@ -27,16 +31,23 @@ async def chat_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        messages = chat.conversation(fields)
+        forms = _forms(parts, fields)
+        use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
+        forms.check(use)
+        prompt = chat.chat_prompt(fields, use, parts.config)
         limit = parts.services.cluster.max_model_len()
-        prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=False)
+        token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        generation = _generation(
+            request, fields, [token_ids], limit, ticket, arrived_at, continues=False, shown=forms.shown_tokens(use)
+        )
     except BaseException:
         ticket.release()
         raise
-    writer = ChatReply(_head("chatcmpl", parts, fields, generation))
+    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
+    make_stream = forms.streams(use, begins_inside=begins_inside)
+    writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -45,9 +56,9 @@ async def text_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        given = completions.prompts(fields, parts.tokenizer.vocab_size)
+        given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
         ticket.extend(len(given) - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
@@ -66,6 +77,18 @@ def _check_model(parts: Parts, fields: CommonFields) -> None:
         )
 
 
+def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
+    """Return how answers are read; raises InvalidRequest for a template that the operator does not trust."""
+    if fields.chat_template is None:
+        return parts.message_forms
+    if not parts.config.trust_request_template:
+        raise InvalidRequest(
+            "chat_template is taken only by a gateway that was started with --trust-request-template",
+            param="chat_template",
+        )
+    return MessageForms.of(parts.config, fields.chat_template)
+
+
 async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[int]:
     return await parts.tokenizer.encode_prompt(prompt, limit) if isinstance(prompt, str) else prompt
 
@@ -79,13 +102,14 @@ def _generation(
     arrived_at: float,
     *,
     continues: bool,
+    shown: frozenset[str] = frozenset(),
 ) -> Generation:
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
     def make_text(sampling: SamplingParams) -> TextStream:
         return TextStream(
-            tokenizer.detokenizer(continues=continues),
+            tokenizer.detokenizer(continues=continues, shown=shown),
             stop,
             sampling,
             includes_stop=bool(fields.include_stop_str_in_output),
