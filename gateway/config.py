@@ -91,7 +91,7 @@ class GatewayConfig(Bounds):
     max_migrations: int = 3
     """Times that one answer may move to another decode worker."""
 
-    reroute_wait_s: float = 15.0
+    reroute_wait_s: float = 60.0
     """Seconds that an answer which lost its decode worker waits for another one to appear."""
 
     max_tick_age_s: float = 10.0

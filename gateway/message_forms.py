@@ -17,9 +17,6 @@ from gateway.tools.forms import KINDS, FormName, form_of_template
 from gateway.tools.parts import ToolForm
 from gateway.tools.tool import ChoiceKind, ToolUse
 
-FORCED = (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
-"""Kinds of choice in which the model must call."""
-
 
 @dataclass(frozen=True, slots=True)
 class MessageForms:
@@ -45,11 +42,6 @@ class MessageForms:
                 "can name one",
                 param="tools",
             )
-        if use.kind in FORCED:
-            raise InvalidRequest(
-                'tool_choice may be "auto" or "none"; a call cannot be demanded yet, which needs structured output',
-                param="tool_choice",
-            )
 
     def shown_tokens(self, use: ToolUse) -> frozenset[str]:
         """Return the special tokens that must come out as text, since they mark reasoning or calls."""
@@ -58,17 +50,18 @@ class MessageForms:
             marks.update(KINDS[self.tool_form].marks)
         return frozenset(marks)
 
-    def streams(self, use: ToolUse, *, begins_inside: bool) -> Callable[[], MessageStream] | None:
+    def streams(self, use: ToolUse, *, begins_inside: bool, constrained: bool) -> Callable[[], MessageStream] | None:
         """Return what makes the reader of each answer, or None when its text is all there is to it.
 
-        ``begins_inside`` says that the prompt ends with the mark that opens the reasoning.
+        ``begins_inside`` says that the prompt ends with the mark that opens the reasoning. An answer that is
+        ``constrained`` has none: a grammar rules from its first token on.
         """
-        if not self.thinks and use.kind is ChoiceKind.NONE:
+        thinks = self.thinks and not constrained
+        if not thinks and use.kind is ChoiceKind.NONE:
             return None
         new_id = new_short_call_id if self.tool_form is FormName.MISTRAL else new_call_id
 
         def make() -> MessageStream:
-            thinks = self.thinks and use.kind not in FORCED  # then a grammar rules from the first token on
             think = ThinkReader(begins_inside=begins_inside) if thinks else None
             return MessageStream(think, self._reader(use), new_id, parallel=use.parallel)
 

@@ -56,6 +56,7 @@ class Tokenizer:
         self._longest_token = _longest_token(self._tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self.eos_token_ids = files.eos_token_ids
+        self.special_tokens = self._specials.texts
         self.vocab_size = files.vocab_size
 
     def close(self) -> None:
@@ -214,6 +215,7 @@ class _SpecialTokens:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content]
         texts = sorted({token.content for token in added}, key=len, reverse=True)
+        self.texts = tuple(texts)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._eats_left = {token.content for token in added if token.lstrip}
         self._eats_right = {token.content for token in added if token.rstrip}

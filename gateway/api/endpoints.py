@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
 from gateway import thinking
@@ -18,7 +19,8 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
-from gateway.api.tools import tool_use
+from gateway.api.structured import Structure, structure_of
+from gateway.api.tools import call_structure, tool_use
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.message_forms import MessageForms
@@ -39,14 +41,23 @@ async def chat_completions(request: Request) -> Response:
         prompt = chat.chat_prompt(fields, use, parts.config)
         limit = parts.services.cluster.max_model_len()
         token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        constraint = await _constraint(parts, fields, call_structure(use))
         generation = _generation(
-            request, fields, [token_ids], limit, ticket, arrived_at, continues=False, shown=forms.shown_tokens(use)
+            request,
+            fields,
+            [token_ids],
+            limit,
+            ticket,
+            arrived_at,
+            constraint,
+            continues=False,
+            shown=forms.shown_tokens(use),
         )
     except BaseException:
         ticket.release()
         raise
     begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
-    make_stream = forms.streams(use, begins_inside=begins_inside)
+    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
     writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
@@ -62,7 +73,8 @@ async def text_completions(request: Request) -> Response:
         ticket.extend(len(given) - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
+        constraint = await _constraint(parts, fields)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=True)
     except BaseException:
         ticket.release()
         raise
@@ -89,6 +101,18 @@ def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
     return MessageForms.of(parts.config, fields.chat_template)
 
 
+async def _constraint(parts: Parts, fields: CommonFields, calls: Structure | None = None) -> Constraint | None:
+    """Return what the answer must look like, maybe ``calls``; raises InvalidRequest when that cannot be enforced."""
+    asked = structure_of(fields)
+    if asked is not None and calls is not None:
+        raise InvalidRequest(f"{asked.param} cannot be had from an answer that must be a call", param=asked.param)
+    structure = asked or calls
+    if structure is None:
+        return None
+    await parts.grammars.check(structure.constraint, structure.param)
+    return structure.constraint
+
+
 async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[int]:
     return await parts.tokenizer.encode_prompt(prompt, limit) if isinstance(prompt, str) else prompt
 
@@ -100,6 +124,7 @@ def _generation(
     limit: int,
     ticket: Ticket,
     arrived_at: float,
+    constraint: Constraint | None,
     *,
     continues: bool,
     shown: frozenset[str] = frozenset(),
@@ -119,7 +144,9 @@ def _generation(
         tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
     )
 
-    jobs = [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts]
+    jobs = [
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint)) for prompt in prompts
+    ]
     parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
     return Generation(
         parts.services,

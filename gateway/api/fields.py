@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
 from gateway.api.salt import check_salt
+from gateway.api.structured import StructuredFields
 from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
 
@@ -41,7 +43,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+class CommonFields(StructuredFields, frozen=True, kw_only=True):
     """What chat completions and completions have in common."""
 
     model: str | None = None
@@ -179,13 +181,19 @@ class ModelTokens:
 
 
 def sampling_params(
-    fields: CommonFields, num_prompt_tokens: int, max_model_len: int, tokens: ModelTokens
+    fields: CommonFields,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    tokens: ModelTokens,
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """Return how an answer to a prompt of ``num_prompt_tokens`` is sampled.
 
-    Raises InvalidRequest when the prompt has no token or a token id is none of the model's, and ContextLengthExceeded
-    when prompt and answer do not fit ``max_model_len``.
+    Raises InvalidRequest when the prompt has no token, a token id is none of the model's, or ``constraint`` comes with
+    other limits to the tokens; and ContextLengthExceeded when prompt and answer do not fit ``max_model_len``.
     """
+    if constraint is not None and fields.allowed_token_ids:
+        raise InvalidRequest("allowed_token_ids cannot be combined with structured output", param="allowed_token_ids")
     if num_prompt_tokens < 1:
         raise InvalidRequest("the prompt has no tokens", param=prompt_field(fields))
     room = max_model_len - num_prompt_tokens
@@ -218,6 +226,7 @@ def sampling_params(
         min_tokens=_min_tokens(fields, wanted or room),
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
+        constraint=constraint,
     )
 
 

@@ -5,9 +5,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from common.constraint import Constraint
 from common.errors import InvalidRequest
+from gateway.api.structured import Structure
 from gateway.bounds import Bounds, check_length
 from gateway.json_values import depth_exceeds
+from gateway.tools.call_schema import named_schema, required_schema
 from gateway.tools.tool import ChoiceKind, Tool, ToolUse
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -83,3 +86,16 @@ def _tool(n: int, tool: ToolField, bounds: Bounds) -> Tool:
             f"tools[{n}] has parameters nested more than {bounds.max_schema_depth} deep", param="tools"
         )
     return Tool(function.name, function.description, function.parameters)
+
+
+def call_structure(use: ToolUse) -> Structure | None:
+    """Return what an answer must look like in which a call is demanded, None where none is."""
+    match use.kind:
+        case ChoiceKind.NAMED:
+            assert use.named is not None
+            schema = named_schema(use.named)
+        case ChoiceKind.REQUIRED:
+            schema = required_schema(use.tools, parallel=use.parallel)
+        case _:
+            return None
+    return Structure(Constraint.json_schema(msgspec.json.encode(schema).decode()), "tools")

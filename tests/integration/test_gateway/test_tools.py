@@ -163,11 +163,44 @@ async def test_the_operator_may_name_the_form_or_switch_tools_off(bench: Bench) 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-async def test_a_demanded_call_is_refused_by_name(bench: Bench, choice: Any) -> None:
+async def test_a_demanded_call_is_a_schema_for_the_worker_and_its_answer_is_read_as_json(bench: Bench) -> None:
+    await start(bench, template=MESSAGES, answer='[{"name": "weather", "parameters": {"city": "Bern"}}]')
+    choice = (await bench.chat(tools=TOOLS, tool_choice="required")).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    constraint = bench.decodes[0].submits[-1].sampling.constraint
+    assert constraint is not None
+    schema = json.loads(constraint.text)
+    assert (schema["type"], schema["minItems"]) == ("array", 1)
+    assert [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]] == ["weather", "add"]
+    await bench.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert json.loads(bench.decodes[0].submits[-1].sampling.constraint.text)["maxItems"] == 1
+
+
+async def test_a_named_call_is_its_arguments_and_no_reason_to_finish(bench: Bench) -> None:
+    await start(bench, template=MESSAGES + "<think>\n", answer='{"city": "Bern"}')
+    named = {"type": "function", "function": {"name": "weather"}}
+    choice = (await bench.chat(tools=TOOLS, tool_choice=named)).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    constraint = bench.decodes[0].submits[-1].sampling.constraint
+    assert constraint is not None
+    assert json.loads(constraint.text) == TOOLS[0]["function"]["parameters"]
+
+
+async def test_a_demanded_call_and_another_structure_exclude_each_other(bench: Bench) -> None:
     await start(bench)
-    refused = await bench.chat(tools=TOOLS, tool_choice=choice)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    refused = await bench.chat(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+    broken = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}]
+    refused = await bench.chat(tools=broken, tool_choice="required")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_a_structured_answer_of_a_thinking_model_is_content(bench: Bench) -> None:
+    await start(bench, template=MESSAGES + "<think>\n", answer='{"a": 1}')
+    message = (await bench.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
 
 
 @pytest.mark.parametrize("opened_by_template", [False, True])
