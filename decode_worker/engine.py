@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
+from common.constraint import Constraint
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
+from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
 from common.messages import (
     Abort,
@@ -32,7 +34,7 @@ from common.messages import (
     WorkerLoad,
 )
 from common.rpc import Handlers
-from common.sampling import finish_reason
+from common.sampling import FinishReason, SamplingParams, finish_reason
 from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
@@ -65,6 +67,7 @@ class DecodeEngine:
         )
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
+        self._compiling: dict[RequestId, asyncio.Task[None]] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
         self._draining = False
@@ -158,6 +161,7 @@ class DecodeEngine:
             await reader
         finally:
             reader.cancel()
+            outbox.close()
             for request in [request for request in self._requests.values() if request.outbox is outbox]:
                 self._leave(request)
 
@@ -165,6 +169,10 @@ class DecodeEngine:
         try:
             async for message in messages:
                 match message:
+                    case Submit(sampling=SamplingParams(constraint=Constraint() as constraint)):
+                        self._compiling[message.request_id] = self._group.create_task(
+                            self._submit_constrained(message, constraint, outbox)
+                        )
                     case Submit():
                         self._submit(message, outbox)
                     case Plan():
@@ -174,7 +182,18 @@ class DecodeEngine:
         finally:
             outbox.close()
 
-    def _submit(self, submit: Submit, outbox: Outbox) -> None:
+    async def _submit_constrained(self, submit: Submit, constraint: Constraint, outbox: Outbox) -> None:
+        """Take a sequence once its grammar is compiled, unless it is aborted until then."""
+        try:
+            grammar = await self._parts.model.grammars.get(constraint)
+            if not outbox.is_closed:
+                self._submit(submit, outbox, grammar)
+        except InvalidRequest as error:
+            outbox.put(Refused(submit.request_id, to_detail(error)))
+        finally:
+            self._compiling.pop(submit.request_id, None)
+
+    def _submit(self, submit: Submit, outbox: Outbox, grammar: Grammar | None = None) -> None:
         refusal = self._refusal(submit)
         if refusal is not None:
             self._counters["refused"] += 1
@@ -182,6 +201,7 @@ class DecodeEngine:
             return
         table = self._parts.new_table(submit.cache_salt)
         sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
+        sequence.grammar = grammar
         request = Request(submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
@@ -240,6 +260,8 @@ class DecodeEngine:
         self._wake.set()
 
     def _aborted(self, request_id: RequestId) -> None:
+        if request_id in self._compiling:
+            self._compiling[request_id].cancel()
         request = self._requests.get(request_id)
         if request is not None:
             self._leave(request)
@@ -278,7 +300,7 @@ class DecodeEngine:
 
     def _handed_over(self, request: Request, handover: Handover) -> None:
         if not request.gone and request.sequence.num_tokens == handover.num_tokens:
-            self._append(request, handover.token_id)
+            self._append(request, handover.token_id, is_complete=handover.finish is FinishReason.STOP)
 
     def _pull_ended(self, request: Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
@@ -340,8 +362,10 @@ class DecodeEngine:
         if request is None or request.gone:  # aborted while the step ran
             return
         self._scheduler.computed(chunk)
-        if token_id is not None:
-            self._append(request, token_id)
+        if result.error is not None:
+            self._fail(chunk.sequence, result.error)
+        elif token_id is not None:
+            self._append(request, token_id, is_complete=result.is_complete)
 
     def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
@@ -358,12 +382,12 @@ class DecodeEngine:
             )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
-    def _append(self, request: Request, token_id: int) -> None:
+    def _append(self, request: Request, token_id: int, *, is_complete: bool) -> None:
         sequence = request.sequence
         output_index = sequence.num_output_tokens
         sequence.token_ids.append(token_id)
         self._counters["generation_tokens"] += 1
-        finish = finish_reason(token_id, output_index + 1, sequence.sampling)
+        finish = finish_reason(token_id, output_index + 1, sequence.sampling, is_complete=is_complete)
         request.outbox.put_output(SequenceOutput(request.request_id, output_index, (token_id,), finish))
         if finish is not None:
             self._leave(request, finished=True)

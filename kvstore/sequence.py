@@ -7,7 +7,9 @@ recomputation after a preemption are all the same thing.
 
 from dataclasses import dataclass
 
+from common.grammar import Grammar
 from common.ids import RequestId
+from common.model.grammar_state import GrammarState
 from common.model.history import TokenHistory
 from common.sampling import SamplingParams
 from kvstore.block_table import BlockTable
@@ -26,6 +28,10 @@ class Sequence:
     num_computed_tokens: int = 0
     history: TokenHistory | None = None
     """What the sampler has seen of the tokens, where the parameters ask for it."""
+    grammar: Grammar | None = None
+    """What the output must follow."""
+    grammar_state: GrammarState | None = None
+    """Where in it the output is."""
 
     @property
     def num_tokens(self) -> int:

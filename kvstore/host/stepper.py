@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from common.errors import InternalError
+from common.errors import BatonError, InternalError
 from common.model.batch import Row, build_step
+from common.model.grammar_state import GrammarState
 from common.model.history import TokenHistory
 from common.model.runner import ModelRunner
 from common.model.sampler import SampleRow, sample
@@ -48,6 +49,10 @@ class Computed:
 
     chunk: Chunk
     token_id: int | None
+    is_complete: bool = False
+    """The token completes the sequence's constraint."""
+    error: BatonError | None = None
+    """Why no token could be sampled."""
 
 
 class Stepper:
@@ -76,9 +81,8 @@ class Stepper:
         self._in_flight = {chunk.sequence for chunk in chunks}
         began = time.monotonic()
         self.meter.begin(began)
-        samples = [chunk.samples for chunk in chunks]
         try:
-            token_ids = iter(await self._thread.call(self._job(chunks)))
+            return await self._thread.call(self._job(chunks))
         except Exception as error:
             log.exception("a step failed")
             raise InternalError("the worker could not compute the sequence") from error
@@ -87,9 +91,6 @@ class Stepper:
             self._on_step(ended - began, len(chunks))
             self.meter.end(ended, sum(n for chunk in chunks if (n := chunk.num_scheduled_tokens) > 1))
             self._end_flight()
-        return [
-            Computed(chunk, next(token_ids) if wants else None) for chunk, wants in zip(chunks, samples, strict=True)
-        ]
 
     def release(self, table: BlockTable, sequence: Sequence) -> None:
         """Give back the blocks of a sequence that leaves, now or when the running step has ended."""
@@ -102,16 +103,22 @@ class Stepper:
         """Return the tables that only the running step keeps."""
         return self._leaving
 
-    def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[int]]:
+    def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[Computed]]:
         rows = [_row(chunk) for chunk in chunks]
-        samples = [_sample_row(chunk.sequence) for chunk in chunks if chunk.samples]
-        unseen = [_unseen(chunk.sequence) for chunk in chunks if chunk.samples and chunk.sequence.history is not None]
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        samples = [_sample_row(chunk.sequence) for chunk in sampling]
+        states = [_grammar_state(chunk.sequence) for chunk in sampling]
+        unseen = [tokens for chunk in sampling for tokens in _unseen(chunk.sequence)]
 
-        def compute() -> list[int]:
-            for tokens in unseen:
-                tokens.history.extend(tokens.token_ids)
+        def compute() -> list[Computed]:
             logits = self._runner.forward(build_step(rows, self._block_size))  # [len(samples), vocab] float32
-            return sample(logits, samples) if samples else []
+            for tokens in unseen:
+                tokens.seen_by.extend(tokens.token_ids)
+            results = {chunk: Computed(chunk, None) for chunk in chunks}
+            token_ids = sample(logits, _constrained(samples, states, logits.shape[-1])) if samples else []
+            for chunk, token_id, state in zip(sampling, token_ids, states, strict=True):
+                results[chunk] = _computed(chunk, token_id, state)
+            return list(results.values())
 
         return compute
 
@@ -140,14 +147,40 @@ def _sample_row(sequence: Sequence) -> SampleRow:
     )
 
 
+def _grammar_state(sequence: Sequence) -> GrammarState | None:
+    if sequence.grammar_state is None and sequence.grammar is not None:
+        sequence.grammar_state = GrammarState(sequence.grammar, sequence.sampling.eos_token_ids)
+    return sequence.grammar_state
+
+
 @dataclass(frozen=True, slots=True)
 class _Unseen:
-    """Tokens that a history does not know yet, copied before the step."""
+    """Tokens that a history or a grammar's state does not know yet, copied before the step."""
 
-    history: TokenHistory
+    seen_by: TokenHistory | GrammarState
     token_ids: Seq[int]
 
 
-def _unseen(sequence: Sequence) -> _Unseen:
-    assert sequence.history is not None
-    return _Unseen(sequence.history, sequence.token_ids[sequence.history.num_tokens :])
+def _unseen(sequence: Sequence) -> list[_Unseen]:
+    found: list[_Unseen] = []
+    if sequence.history is not None:
+        found.append(_Unseen(sequence.history, sequence.token_ids[sequence.history.num_tokens :]))
+    if sequence.grammar_state is not None:
+        num_seen = sequence.num_prompt_tokens + sequence.grammar_state.num_tokens
+        found.append(_Unseen(sequence.grammar_state, sequence.token_ids[num_seen:]))
+    return found
+
+
+def _constrained(rows: Seq[SampleRow], states: Seq[GrammarState | None], vocab_size: int) -> list[SampleRow]:
+    """Return ``rows`` with what the grammars allow next; while that is worked out, a GPU still computes the logits."""
+    return [
+        row if state is None else replace(row, allowed=state.allowed(vocab_size))
+        for row, state in zip(rows, states, strict=True)
+    ]
+
+
+def _computed(chunk: Chunk, token_id: int, state: GrammarState | None) -> Computed:
+    is_complete = state is not None and state.is_complete_with(token_id)
+    if state is not None and state.error is not None:
+        return Computed(chunk, None, error=state.error)
+    return Computed(chunk, token_id, is_complete)
