@@ -16,13 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
+import yaml
+
 from compose import smollm2
 from compose.cache import cache_dir
 from compose.ports import free_port
-from tests.compose.project import Project, Tools
+from tests.compose.project import ROOT, Project, Tools
 
 ADMIN_KEY = "compose-test-admin"
 GATEWAY_IMAGE, WORKER_IMAGE = "baton-gateway:local", "baton-worker-cpu:local"
+CLUSTER = ("redis", "secrets", "model", "gateway", "prefill", "decode")
 BATON_UID = "10001"
 NUM_TOKENS = 160
 KILL_AFTER = 20
@@ -67,6 +71,8 @@ class Run:
             self.kill_decode_in_mid_stream,
             self.scale,
             self.hit_rates,
+            self.prometheus,
+            self.grafana,
             self.stop_in_order,
         ):
             self._say(step.__name__, step())
@@ -87,7 +93,7 @@ class Run:
 
     def up(self) -> str:
         project = self._project
-        project.up(prefill=2, decode=2)
+        project.up(*CLUSTER, prefill=2, decode=2)
         project.wait("the gateway is ready", lambda: project.status("/ready") == 200)
         project.wait("2 prefill and 2 decode workers are ready", lambda: self._ready() == {"prefill": 2, "decode": 2})
         project.wait("every container is healthy", lambda: set(self._health()) == {"healthy"}, limit_s=60)
@@ -123,7 +129,7 @@ class Run:
 
     def scale(self) -> str:
         project = self._project
-        project.up(prefill=2, decode=3)
+        project.up(*CLUSTER, prefill=2, decode=3)
         project.wait("2 prefill and 3 decode workers are ready", lambda: self._ready() == {"prefill": 2, "decode": 3})
         _check(self._stream().text == self._expected.text, "another text after scaling")
         return "2 prefill, 3 decode; the same text again"
@@ -139,6 +145,32 @@ class Run:
         _check(all("baton_worker_prefix_cache_queries_total" in page for page in pages), "a worker shows no metrics")
         _check(queries > 0, "no prompt was looked up")
         return json.dumps(stats["all"] if "all" in stats else stats)[:300]
+
+    def prometheus(self) -> str:
+        if not self._project.has_image(_image_of("prometheus")):
+            return "not run: its image cannot be had here"
+        self._project.up("prometheus", prefill=2, decode=3)
+        with self._watcher("PROMETHEUS_PORT") as client:
+            self._project.wait(
+                "all six are scraped", lambda: _targets(client) == {"baton-gateway": 1, "baton-worker": 5}
+            )
+            counted = client.get("/api/v1/query", params={"query": "count(baton_worker_running)"}).json()
+            _check(counted["data"]["result"][0]["value"][1] == "5", f"workers are counted as {counted}")
+            [group] = client.get("/api/v1/rules").json()["data"]["groups"]
+            _check(not any(rule.get("lastError") for rule in group["rules"]), f"a rule fails: {group}")
+        return f"finds 1 gateway and 5 workers by their services' names; {len(group['rules'])} alert rules"
+
+    def grafana(self) -> str:
+        if not self._project.has_image(_image_of("grafana")):
+            return "not run: its image cannot be had here"
+        self._project.up("grafana", prefill=2, decode=3)
+        with self._watcher("GRAFANA_PORT") as client:
+            self._project.wait("Grafana has the dashboard", lambda: _answers(client, "/api/dashboards/uid/baton"))
+        return "has the dashboard, without a login"
+
+    def _watcher(self, port: str) -> httpx2.Client:
+        url = f"http://127.0.0.1:{self._project.settings[port]}"
+        return httpx2.Client(base_url=url, trust_env=False, timeout=10.0)
 
     def stop_in_order(self) -> str:
         project = self._project
@@ -188,6 +220,29 @@ class Run:
         sys.stdout.flush()
 
 
+def _image_of(service: str) -> str:
+    """Return the image that a service of compose.yaml uses by default."""
+    found: str = yaml.safe_load((ROOT / "compose" / "compose.yaml").read_text())["services"][service]["image"]
+    return found.partition(":-")[2].removesuffix("}")
+
+
+def _targets(client: httpx2.Client) -> dict[str, int]:
+    """Return how many targets of each job Prometheus reaches."""
+    try:
+        active = client.get("/api/v1/targets", params={"state": "active"}).json()["data"]["activeTargets"]
+    except (httpx2.HTTPError, ValueError):
+        return {}
+    jobs = [target["labels"]["job"] for target in active if target["health"] == "up"]
+    return {job: jobs.count(job) for job in jobs}
+
+
+def _answers(client: httpx2.Client, path: str) -> bool:
+    try:
+        return client.get(path).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
 _IMAGES = (GATEWAY_IMAGE, WORKER_IMAGE)
 
 
@@ -204,6 +259,8 @@ def _settings(models: Path) -> dict[str, str]:
         "BATON_WORKER_IMAGE": WORKER_IMAGE,
         "BATON_KV_MEMORY": "256MiB",
         "BATON_THREADS": "1",
+        "PROMETHEUS_PORT": str(free_port("127.0.0.1")),
+        "GRAFANA_PORT": str(free_port("127.0.0.1")),
     }
     return settings | ({"BATON_MODELS": str(models)} if _give_model(models) else {})
 

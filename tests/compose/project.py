@@ -38,6 +38,7 @@ class Project:
     def __init__(self, tools: Tools, name: str, settings: Mapping[str, str], port: int) -> None:
         self._tools = tools
         self._name = name
+        self.settings = settings
         self._env = {**os.environ, **settings, "BATON_PORT": str(port)}
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120.0)
 
@@ -46,15 +47,26 @@ class Project:
         index = [f"--build-arg=TORCH_INDEX={self._env['TORCH_INDEX']}"] if "TORCH_INDEX" in self._env else []
         self._run(*self._tools.build, "-f", "compose/Dockerfile", "--target", target, *index, "-t", image, ".")
 
-    def up(self, *, prefill: int, decode: int) -> None:
+    def up(self, *services: str, prefill: int, decode: int) -> None:
         """Start, or scale, without building."""
-        services = ("redis", "secrets", "model", "gateway", "prefill", "decode")
-        if self._is_podman_compose():  # takes --scale once or not at all; the counts of .env do the same
-            counts = {"BATON_PREFILL": str(prefill), "BATON_DECODE": str(decode)}
-            self._run(*self._compose(), "up", "-d", "--no-build", *services, env=self._env | counts)
+        counts = {"BATON_PREFILL": str(prefill), "BATON_DECODE": str(decode)}
+        words = (*self._compose(), "up", "-d", "--no-build")
+        if "podman" in self._run(*self._tools.compose, "version"):  # takes --scale once or not at all
+            self._env |= counts  # as in .env
+            self._run(*words, *services)
         else:
-            scale = ("--scale", f"prefill={prefill}", "--scale", f"decode={decode}")
-            self._run(*self._compose(), "up", "-d", "--no-build", *scale, *services)
+            self._run(*words, "--scale", f"prefill={prefill}", "--scale", f"decode={decode}", *services)
+
+    def has_image(self, image: str) -> bool:
+        """Say whether an image is here or can be had."""
+        try:
+            self.engine("image", "inspect", image)
+        except RuntimeError:
+            try:
+                self.engine("pull", image)
+            except RuntimeError:
+                return False
+        return True
 
     def stop(self) -> None:
         """Stop all containers as an operator does."""
@@ -111,11 +123,11 @@ class Project:
         except httpx2.HTTPError:
             return 0
 
-    def _is_podman_compose(self) -> bool:
-        return "podman" in self._run(*self._tools.compose, "version")
-
     def _compose(self) -> tuple[str, ...]:
-        return (*self._tools.compose, "-p", self._name, "-f", "compose/compose.yaml")
+        # the podman-compose of Debian 12 has no profiles, and all services
+        has_profiles = "--profile" in self._run(*self._tools.compose, "--help")
+        profile = ("--profile", "observability") if has_profiles else ()
+        return (*self._tools.compose, *profile, "-p", self._name, "-f", "compose/compose.yaml")
 
     def _run(self, *words: str, env: Mapping[str, str] | None = None, may_fail: bool = False) -> str:
         ended = subprocess.run(words, cwd=ROOT, env=env or self._env, capture_output=True, text=True, check=False)
