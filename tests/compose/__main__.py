@@ -96,7 +96,7 @@ class Run:
         project.up(*CLUSTER, prefill=2, decode=2)
         project.wait("the gateway is ready", lambda: project.status("/ready") == 200)
         project.wait("2 prefill and 2 decode workers are ready", lambda: self._ready() == {"prefill": 2, "decode": 2})
-        project.wait("every container is healthy", lambda: set(self._health()) == {"healthy"}, limit_s=60)
+        project.wait("every container is healthy", self._all_are_healthy, limit_s=120)
         [redis] = project.containers("redis")
         policy = project.engine("exec", redis, "redis-cli", "config", "get", "maxmemory-policy").split()[-1]
         _check(policy == "noeviction", f"Redis evicts: {policy}")
@@ -203,10 +203,9 @@ class Run:
         ready = [worker["role"] for worker in workers if worker["state"] == "ready"]
         return {role: ready.count(role) for role in ("prefill", "decode")}
 
-    def _health(self) -> list[str]:
+    def _all_are_healthy(self) -> bool:
         services = ("redis", "gateway", "prefill", "decode")
-        ids = [one for service in services for one in self._project.containers(service)]
-        return [self._project.health(one) for one in ids]
+        return all(self._project.is_healthy(one) for service in services for one in self._project.containers(service))
 
     def _metric(self, sample: str) -> float:
         for line in self._project.client.get("/metrics").text.splitlines():

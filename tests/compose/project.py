@@ -75,6 +75,9 @@ class Project:
     def remove(self) -> None:
         """Remove containers, networks and volumes; nothing is left to remove the second time."""
         self._run(*self._compose(), "down", "-v", may_fail=True)
+        if left := self.containers(all_states=True):  # of a podman-compose that counts from 1 again
+            self._run(*self._tools.engine, "rm", "-f", *left, may_fail=True)
+            self._run(*self._compose(), "down", "-v", may_fail=True)
         self.client.close()
 
     def logs(self) -> str:
@@ -100,13 +103,15 @@ class Project:
         """Return one property of a container."""
         return self.engine("inspect", "--format", template, container)
 
-    def health(self, container: str) -> str:
-        """Return what the container's health check found."""
-        found = self.inspect(container, "{{.State.Health.Status}}")
-        if found == "starting" and Path(self._tools.engine[0]).name == "podman":  # without systemd it has no timer
-            self._run(*self._tools.engine, "healthcheck", "run", container, may_fail=True)
-            found = self.inspect(container, "{{.State.Health.Status}}")
-        return found
+    def is_healthy(self, container: str) -> bool:
+        """Say what the container's health check finds."""
+        if Path(self._tools.engine[0]).name != "podman":
+            return self.inspect(container, "{{.State.Health.Status}}") == "healthy"
+        try:
+            self.engine("healthcheck", "run", container)  # without systemd it has no timer for it
+        except RuntimeError:
+            return False
+        return True
 
     def wait(self, what: str, is_so: Callable[[], bool], limit_s: float = 300.0) -> None:
         """Wait until ``is_so``; raises TimeoutError that says ``what``."""
