@@ -53,6 +53,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the sequence."""
+    logprobs: int | None = None
+    """Say how likely each token was, beside so many of the most likely ones; None: do not."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     @property
     def reads_history(self) -> bool:

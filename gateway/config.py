@@ -69,7 +69,7 @@ class GatewayConfig:
     are refused with 429; 0: no limit."""
 
     max_requests: int = 1024
-    """Prompts in flight at most; more are refused with 429."""
+    """Answers in flight at most; more are refused with 429."""
 
     max_body_bytes: int = 32 * 1024 * 1024
     """Size of a request's body at most."""

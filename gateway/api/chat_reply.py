@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from common.sampling import FinishReason
+from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
 from gateway.api.usage import Usage
 from gateway.generation import IndexedPiece
@@ -25,7 +26,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
@@ -56,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
@@ -72,6 +73,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatReply:
@@ -89,9 +91,11 @@ class ChatReply:
             self._begun.add(index)
             choice = ChunkChoice(index, Delta("assistant", ""))
             found.append(self._chunk([choice], usage, self._head.prompts[index] if with_ids else UNSET))
-        if part.text or (with_ids and part.token_ids):
+        logprobs = chat_logprobs(part.token_ids, part.logprobs, self._head.texts)
+        if part.text or logprobs or (with_ids and part.token_ids):
             token_ids = part.token_ids if with_ids else UNSET
-            found.append(self._chunk([ChunkChoice(index, Delta(content=part.text), token_ids=token_ids)], usage))
+            choice = ChunkChoice(index, Delta(content=part.text), logprobs, token_ids=token_ids)
+            found.append(self._chunk([choice], usage))
         if part.finish is not None:
             stop_reason = UNSET if part.stop_reason is None else part.stop_reason
             choice = ChunkChoice(index, Delta(), finish_reason=part.finish, stop_reason=stop_reason)
@@ -109,7 +113,7 @@ class ChatReply:
             Choice(
                 index,
                 AssistantMessage("assistant", answer.text),
-                None,
+                chat_logprobs(answer.token_ids, answer.logprobs, head.texts),
                 answer.finish,
                 UNSET if answer.stop_reason is None else answer.stop_reason,
                 answer.token_ids if with_ids else UNSET,
@@ -124,6 +128,7 @@ class ChatReply:
                 choices=choices,
                 usage=usage,
                 prompt_token_ids=head.prompts[0] if with_ids else UNSET,
+                prompt_logprobs=head.prompt_logprobs(0, answers[0]),
             )
         )
 

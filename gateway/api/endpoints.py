@@ -19,7 +19,7 @@ from gateway.api.salt import salt_of
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.parts import Parts, parts_of
-from gateway.text_stream import TextStream
+from gateway.text_stream import NoText, TextStream
 
 
 async def chat_completions(request: Request) -> Response:
@@ -29,6 +29,7 @@ async def chat_completions(request: Request) -> Response:
     try:
         fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes))
         _check_model(parts, fields)
+        ticket.extend(fields.num_samples - 1)
         messages = chat.conversation(fields)
         limit = parts.services.cluster.max_model_len()
         prompts = [await parts.tokenizer.encode_chat(messages, limit)]
@@ -48,14 +49,18 @@ async def text_completions(request: Request) -> Response:
         fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes))
         _check_model(parts, fields)
         given = completions.prompts(fields, parts.tokenizer.vocab_size)
-        ticket.extend(len(given) - 1)
+        ticket.extend(len(given) * fields.num_samples - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
         generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
     except BaseException:
         ticket.release()
         raise
-    writer = CompletionReply(_head("cmpl", parts, fields, generation))
+    echo = None
+    if fields.echo:
+        texts = [parts.tokenizer.text_of(prompt) if isinstance(prompt, list) else prompt for prompt in given]
+        echo = [text for text in texts for _ in range(fields.num_choices)]
+    writer = CompletionReply(_head("cmpl", parts, fields, generation), echo)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -83,7 +88,9 @@ def _generation(
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
-    def make_text(sampling: SamplingParams) -> TextStream:
+    def make_text(sampling: SamplingParams) -> TextStream | NoText:
+        if fields.token_limit() == 0:
+            return NoText()
         return TextStream(
             tokenizer.detokenizer(continues=continues),
             stop,
@@ -95,8 +102,12 @@ def _generation(
         tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
     )
 
-    jobs = [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts]
-    parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
+    jobs = [
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens), fields.num_samples)
+        for prompt in prompts
+    ]
+    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+    parts.admission.check_capacity(parts.services.cluster, sizes)
     return Generation(
         parts.services,
         jobs,
@@ -111,9 +122,5 @@ def _generation(
 
 
 def _head(prefix: str, parts: Parts, fields: CommonFields, generation: Generation) -> ReplyHead:
-    return ReplyHead.new(
-        prefix,
-        parts.config.model_name,
-        return_token_ids=bool(fields.return_token_ids),
-        prompts=generation.prompts,
-    )
+    texts = parts.tokenizer.token_texts
+    return ReplyHead.new(prefix, parts.config.model_name, texts, fields, generation.prompts)
