@@ -425,6 +425,8 @@ class SampledToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     token_id: int
     logprobs: TokenLogprobs | None = None
     """Set if it was asked for."""
+    is_complete: bool = False
+    """It completes the sample's constraint."""
 
 
 class Handover(Message, frozen=True):

@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
+from common.constraint import Constraint
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
+from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
 from common.messages import (
     Abort,
@@ -34,6 +36,7 @@ from common.messages import (
     WorkerLoad,
 )
 from common.rpc import Handlers
+from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
@@ -66,6 +69,7 @@ class DecodeEngine:
         )
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
+        self._compiling: dict[RequestId, asyncio.Task[None]] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
         self._draining = False
@@ -160,6 +164,7 @@ class DecodeEngine:
             await reader
         finally:
             reader.cancel()
+            outbox.close()
             for request in [request for request in self._requests.values() if request.outbox is outbox]:
                 self._leave(request)
 
@@ -167,6 +172,10 @@ class DecodeEngine:
         try:
             async for message in messages:
                 match message:
+                    case Submit(sampling=SamplingParams(constraint=Constraint() as constraint)):
+                        self._compiling[message.request_id] = self._group.create_task(
+                            self._submit_constrained(message, constraint, outbox)
+                        )
                     case Submit():
                         self._submit(message, outbox)
                     case Plan():
@@ -176,13 +185,24 @@ class DecodeEngine:
         finally:
             outbox.close()
 
-    def _submit(self, submit: Submit, outbox: Outbox) -> None:
+    async def _submit_constrained(self, submit: Submit, constraint: Constraint, outbox: Outbox) -> None:
+        """Take a sequence once its grammar is compiled, unless it is aborted until then."""
+        try:
+            grammar = await self._parts.model.grammars.get(constraint)
+            if not outbox.is_closed:
+                self._submit(submit, outbox, grammar)
+        except InvalidRequest as error:
+            outbox.put(Refused(submit.request_id, to_detail(error)))
+        finally:
+            self._compiling.pop(submit.request_id, None)
+
+    def _submit(self, submit: Submit, outbox: Outbox, grammar: Grammar | None = None) -> None:
         refusal = self._refusal(submit)
         if refusal is not None:
             self._counters["refused"] += 1
             outbox.put(Refused(submit.request_id, to_detail(refusal)))
             return
-        request = Request.new(submit, lambda: self._parts.new_table(submit.cache_salt), outbox)
+        request = Request.new(submit, lambda: self._parts.new_table(submit.cache_salt), outbox, grammar)
         sequence = request.sequence
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
@@ -245,6 +265,8 @@ class DecodeEngine:
         self._wake.set()
 
     def _aborted(self, abort: Abort) -> None:
+        if abort.request_id in self._compiling:
+            self._compiling[abort.request_id].cancel()
         request = self._requests.get(abort.request_id)
         if request is None:
             return
@@ -358,6 +380,9 @@ class DecodeEngine:
             return
         sequence.scored(sequence.num_computed_tokens, result.prompt_logprobs)
         self._scheduler.computed(chunk)
+        if result.error is not None:
+            self._fail(sequence, result.error)
+            return
         self._fork_if_computed(request)
         self._append(request, result.tokens, sequence.num_tokens)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.errors import BatonError, to_detail
+from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
 from common.messages import Offer, Plan, PromptLogprobs, SampledToken, SequenceOutput, Submit
 from common.sampling import FinishReason, finish_reason
@@ -56,13 +57,23 @@ class Request:
         )
 
     @classmethod
-    def new(cls, submit: Submit, new_table: Callable[[], BlockTable], outbox: Outbox) -> "Request":
-        """Return the request for ``submit``, nothing of it computed."""
+    def new(
+        cls, submit: Submit, new_table: Callable[[], BlockTable], outbox: Outbox, grammar: Grammar | None
+    ) -> "Request":
+        """Return the request for ``submit``, nothing of it computed; its output must follow ``grammar``."""
         prompt = submit.token_ids
 
         def sequence(token_ids: tuple[int, ...], indices: tuple[int, ...], num_forks: int = 0) -> Sequence:
-            name, table = submit.request_id, new_table()
-            return Sequence(name, list(token_ids), len(prompt), submit.sampling, table, indices, num_forks)
+            return Sequence(
+                submit.request_id,
+                list(token_ids),
+                len(prompt),
+                submit.sampling,
+                new_table(),
+                indices,
+                num_forks,
+                grammar=grammar,
+            )
 
         samples = {one.index: sequence((*prompt, *one.output_ids), (one.index,)) for one in submit.samples}
         if len(samples) == 1:
@@ -75,7 +86,7 @@ class Request:
         """Give a sample its next token and report it; return why the sample ends with it, if it does."""
         output_index = sequence.num_output_tokens
         sequence.token_ids.append(token.token_id)
-        finish = finish_reason(token.token_id, output_index + 1, sequence.sampling)
+        finish = finish_reason(token.token_id, output_index + 1, sequence.sampling, is_complete=token.is_complete)
         self.outbox.put_output(
             SequenceOutput(
                 self.request_id,

@@ -38,10 +38,14 @@ DetokenizerFactory = Callable[[bool], Detokenizer]
 that a sentencepiece tokenizer would drop from the beginning of one."""
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
-    """Return what makes detokenizers for the answers of one tokenizer."""
+def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> DetokenizerFactory:
+    """Return what makes detokenizers for the answers of one tokenizer.
+
+    Special tokens have no text, but for those in ``shown``, where the tokenizer is of one of the two well-known kinds.
+    """
     decoder = _decoder_of(tokenizer)
-    special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special and token.content not in shown}
     if decoder is not None and decoder["type"] == "ByteLevel":
         byte_pieces = _BytePieces(tokenizer, special)
         return lambda continues: ByteLevelDetokenizer(byte_pieces)

@@ -11,8 +11,10 @@ each and then they fork from it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from common.grammar import Grammar
 from common.ids import RequestId
 from common.logprobs import TokenLogprobs
+from common.model.grammar_state import GrammarState
 from common.model.history import TokenHistory
 from common.sampling import SamplingParams
 from kvstore.block_table import BlockTable
@@ -39,6 +41,10 @@ class Sequence:
     """What the sampler has seen of the tokens, where the parameters ask for it."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as they are known."""
+    grammar: Grammar | None = None
+    """What the output must follow."""
+    grammar_state: GrammarState | None = None
+    """Where in it the output is."""
 
     @property
     def num_tokens(self) -> int:

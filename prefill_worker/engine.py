@@ -77,7 +77,7 @@ class PrefillEngine:
         self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(("prompt_tokens_computed", "handovers", "offers_refused"), 0)
         self._hits = HitCounter(Role.PREFILL)
-        self._num_fetching = 0
+        self._num_preparing = 0
 
     # ---- what the host asks ----
 
@@ -105,7 +105,7 @@ class PrefillEngine:
         """Return the load at ``now``."""
         return WorkerLoad(
             running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting + self._num_fetching,
+            waiting=self._scheduler.num_waiting + self._num_preparing,
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
@@ -145,7 +145,7 @@ class PrefillEngine:
     # ---- coming in ----
 
     def _room(self) -> int:
-        return self._parts.config.max_waiting - self._scheduler.num_waiting - self._num_fetching
+        return self._parts.config.max_waiting - self._scheduler.num_waiting - self._num_preparing
 
     def _accept(self, entry_id: bytes, task: Prefill) -> None:
         if task.transfer_id in self._jobs:
@@ -165,31 +165,47 @@ class PrefillEngine:
         self._empty.clear()
         limit = self._parts.model.spec.max_model_len
         if sequence.num_tokens > limit:
-            job.outgoing = self._parts.transfers.open(task.transfer_id, ())
-            job.outgoing.fail(InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
-            self._group.create_task(self._offer(job))
+            self._refuse(job, InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
             return
-        if task.peer is None or sequence.wants_prompt_logprobs:
+        if (task.peer is None or sequence.wants_prompt_logprobs) and task.sampling.constraint is None:
             self._add(job)
         else:
-            self._num_fetching += 1
-            self._group.create_task(self._fetch(job, task.peer))
+            self._num_preparing += 1
+            self._group.create_task(self._prepare(job))
 
     def _add(self, job: _Job) -> None:
         self._scheduler.add(job.sequence)
         self._wake.set()
 
+    async def _prepare(self, job: _Job) -> None:
+        """Compile the grammar and fetch the prefix that a peer holds, then queue the prompt."""
+        constraint, peer = job.task.sampling.constraint, job.task.peer
+        try:
+            if constraint is not None:
+                job.sequence.grammar = await self._parts.model.grammars.get(constraint)
+            if peer is not None and not job.sequence.wants_prompt_logprobs:
+                await self._fetch(job, peer)
+        except InvalidRequest as error:
+            self._refuse(job, error)
+            return
+        finally:
+            self._num_preparing -= 1
+        if job.sequence in self._by_sequence:  # not dropped meanwhile
+            self._add(job)
+
     async def _fetch(self, job: _Job, peer: PeerPrefix) -> None:
         """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it."""
         task, rate = job.task, self._stepper.meter.prompt_tokens_per_s
-        try:
-            job.fetched_tokens = await self._parts.fetcher.fetch(
-                task.token_ids, peer, lambda: self._parts.new_table(task.cache_salt), rate
-            )
-        finally:
-            self._num_fetching -= 1
-        if job.sequence in self._by_sequence:  # not dropped meanwhile
-            self._add(job)
+        job.fetched_tokens = await self._parts.fetcher.fetch(
+            task.token_ids, peer, lambda: self._parts.new_table(task.cache_salt), rate
+        )
+
+    def _refuse(self, job: _Job, error: InvalidRequest) -> None:
+        """Offer a transfer that has failed, so that the decode worker hears why."""
+        if job.sequence in self._by_sequence:
+            job.outgoing = self._parts.transfers.open(job.task.transfer_id, ())
+            job.outgoing.fail(error)
+            self._group.create_task(self._offer(job))
 
     async def _expire_waiting(self) -> None:
         """Drop prompts whose time ran out before they got blocks; their decode worker has given them up."""
@@ -271,7 +287,9 @@ class PrefillEngine:
         sequence.scored(sequence.num_computed_tokens, result.prompt_logprobs)
         self._scheduler.computed(chunk)
         job.outgoing.advance(sequence.num_computed_tokens)
-        if sequence.num_remaining_tokens == 0:
+        if result.error is not None:
+            self._fail(sequence, result.error)
+        elif sequence.num_remaining_tokens == 0:
             self._counters["handovers"] += 1
             job.outgoing.hand_over(_handover(job, result.tokens))
             self._intake.finished(job.entry_id)
@@ -305,7 +323,10 @@ class PrefillEngine:
 
 def _handover(job: _Job, tokens: tuple[SampledToken, ...]) -> Handover:
     sequence, num_output_tokens = job.sequence, job.sequence.num_output_tokens + 1
-    ends = [finish_reason(token.token_id, num_output_tokens, sequence.sampling) is not None for token in tokens]
+    ends = [
+        finish_reason(token.token_id, num_output_tokens, sequence.sampling, is_complete=token.is_complete) is not None
+        for token in tokens
+    ]
     return Handover(
         job.task.transfer_id,
         sequence.num_tokens,

@@ -109,7 +109,7 @@ def _switch_attention(module: PreTrainedModel, layers: list[ProbedLayer]) -> Non
 
 
 def _spec(source: str, module: PreTrainedModel, layers: list[ProbedLayer], limit: int) -> ModelSpec:
-    directory = _directory(source)
+    directory = model_directory(source)
     text = module.config.get_text_config()
     return ModelSpec(
         name=directory.name if Path(source).is_dir() else source,
@@ -124,7 +124,7 @@ def _spec(source: str, module: PreTrainedModel, layers: list[ProbedLayer], limit
     )
 
 
-def _directory(source: str) -> Path:
+def model_directory(source: str) -> Path:
     """Return the local directory that holds the files of ``source``."""
     if Path(source).is_dir():
         return Path(source).resolve()

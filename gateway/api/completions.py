@@ -4,9 +4,8 @@ import msgspec
 
 from common.errors import InvalidRequest
 from gateway.api import refused
-from gateway.api.fields import MAX_LOGPROBS, MAX_SAMPLES, CommonFields, check_common, check_range, decode
-
-MAX_PROMPTS = 1024
+from gateway.api.fields import MAX_LOGPROBS, CommonFields, check_common, check_range, decode
+from gateway.bounds import Bounds, check_length
 
 Prompt = str | list[int]
 """A text, or its tokens."""
@@ -46,23 +45,22 @@ _DECODER = msgspec.json.Decoder(CompletionFields)
 _REFUSED = refused.RefusedFields(refused.COMPLETIONS)
 
 
-def parse(body: bytes) -> CompletionFields:
+def parse(body: bytes, bounds: Bounds) -> CompletionFields:
     """Return the fields of a completion request; raises InvalidRequest."""
     fields = decode(body, _DECODER)
     _REFUSED.check(body)
-    check_common(fields)
+    check_common(fields, bounds)
     check_range("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
-    check_range("best_of", fields.best_of, fields.num_choices, MAX_SAMPLES)
+    check_range("best_of", fields.best_of, fields.num_choices, bounds.max_n)
     if fields.stream and fields.num_samples > fields.num_choices:
         raise InvalidRequest("best_of above n cannot be streamed: the best are known at the end", param="best_of")
     return fields
 
 
-def prompts(fields: CompletionFields, vocab_size: int) -> list[Prompt]:
+def prompts(fields: CompletionFields, vocab_size: int, bounds: Bounds) -> list[Prompt]:
     """Return the prompts one by one; raises InvalidRequest when they are mixed, empty, too many, or no tokens."""
     found = _split(fields.prompt)
-    if len(found) > MAX_PROMPTS:
-        raise _wrong(f"has more than {MAX_PROMPTS} entries")
+    check_length("prompt", found, bounds.max_prompts)
     for prompt in found:
         if not isinstance(prompt, str):
             check_tokens(prompt, vocab_size)

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.constraint import Constraint
+from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -16,8 +19,11 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
+from gateway.api.structured import Structure, structure_of
+from gateway.api.tools import call_structure, tool_use
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
+from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
 from gateway.text_stream import NoText, TextStream
 
@@ -27,17 +33,33 @@ async def chat_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
         ticket.extend(fields.num_samples - 1)
-        messages = chat.conversation(fields)
+        forms = _forms(parts, fields)
+        use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
+        forms.check(use)
+        prompt = chat.chat_prompt(fields, use, parts.config)
         limit = parts.services.cluster.max_model_len()
-        prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=False)
+        token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        constraint = await _constraint(parts, fields, call_structure(use))
+        generation = _generation(
+            request,
+            fields,
+            [token_ids],
+            limit,
+            ticket,
+            arrived_at,
+            constraint,
+            continues=False,
+            shown=forms.shown_tokens(use),
+        )
     except BaseException:
         ticket.release()
         raise
-    writer = ChatReply(_head("chatcmpl", parts, fields, generation))
+    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
+    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
+    writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -46,13 +68,14 @@ async def text_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        given = completions.prompts(fields, parts.tokenizer.vocab_size)
+        given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
         ticket.extend(len(given) * fields.num_samples - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
+        constraint = await _constraint(parts, fields)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=True)
     except BaseException:
         ticket.release()
         raise
@@ -71,6 +94,30 @@ def _check_model(parts: Parts, fields: CommonFields) -> None:
         )
 
 
+def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
+    """Return how answers are read; raises InvalidRequest for a template that the operator does not trust."""
+    if fields.chat_template is None:
+        return parts.message_forms
+    if not parts.config.trust_request_template:
+        raise InvalidRequest(
+            "chat_template is taken only by a gateway that was started with --trust-request-template",
+            param="chat_template",
+        )
+    return MessageForms.of(parts.config, fields.chat_template)
+
+
+async def _constraint(parts: Parts, fields: CommonFields, calls: Structure | None = None) -> Constraint | None:
+    """Return what the answer must look like, maybe ``calls``; raises InvalidRequest when that cannot be enforced."""
+    asked = structure_of(fields)
+    if asked is not None and calls is not None:
+        raise InvalidRequest(f"{asked.param} cannot be had from an answer that must be a call", param=asked.param)
+    structure = asked or calls
+    if structure is None:
+        return None
+    await parts.grammars.check(structure.constraint, structure.param)
+    return structure.constraint
+
+
 async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[int]:
     return await parts.tokenizer.encode_prompt(prompt, limit) if isinstance(prompt, str) else prompt
 
@@ -82,8 +129,10 @@ def _generation(
     limit: int,
     ticket: Ticket,
     arrived_at: float,
+    constraint: Constraint | None,
     *,
     continues: bool,
+    shown: frozenset[str] = frozenset(),
 ) -> Generation:
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
@@ -92,7 +141,7 @@ def _generation(
         if fields.token_limit() == 0:
             return NoText()
         return TextStream(
-            tokenizer.detokenizer(continues=continues),
+            tokenizer.detokenizer(continues=continues, shown=shown),
             stop,
             sampling,
             includes_stop=bool(fields.include_stop_str_in_output),
@@ -103,7 +152,7 @@ def _generation(
     )
 
     jobs = [
-        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens), fields.num_samples)
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint), fields.num_samples)
         for prompt in prompts
     ]
     sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
@@ -122,5 +171,5 @@ def _generation(
 
 
 def _head(prefix: str, parts: Parts, fields: CommonFields, generation: Generation) -> ReplyHead:
-    texts = parts.tokenizer.token_texts
+    texts = parts.tokenizer.names
     return ReplyHead.new(prefix, parts.config.model_name, texts, fields, generation.prompts)

@@ -18,8 +18,6 @@ _NULL = msgspec.Raw(b"null")
 
 # Each field with the values, besides null, that ask for nothing.
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "tools": (),
-    "tool_choice": ("none",),
     "functions": (),
     "function_call": ("none",),
     "stop_regex": ([],),
@@ -37,18 +35,9 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
     "thinking_token_budget": (),
     "repetition_detection": (),
     "vllm_xargs": ({},),
@@ -73,8 +62,6 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
@@ -85,6 +72,8 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
 
 COMPLETIONS: dict[str, tuple[Any, ...]] = _COMMON | {
     "top_logprobs": (0,),
+    "tools": (),
+    "tool_choice": ("none",),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),

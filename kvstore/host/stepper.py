@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from common.errors import InternalError
 from common.model.batch import build_step
-from common.model.history import TokenHistory
 from common.model.runner import ModelRunner
 from kvstore.block_table import BlockTable
 from kvstore.host.meter import StepMeter
@@ -82,11 +80,8 @@ class Stepper:
 
     def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[Computed]]:
         readings = [reading_of(chunk) for chunk in chunks]
-        unseen = [_unseen(chunk.sequence) for chunk in chunks if chunk.samples and chunk.sequence.history is not None]
 
         def compute() -> list[Computed]:
-            for tokens in unseen:
-                tokens.history.extend(tokens.token_ids)
             step = build_step([reading.row for reading in readings], self._block_size)
             return read(self._runner.forward(step), readings)
 
@@ -97,16 +92,3 @@ class Stepper:
         for table in self._leaving:
             table.release()
         self._leaving = []
-
-
-@dataclass(frozen=True, slots=True)
-class _Unseen:
-    """Tokens that a history does not know yet, copied before the step."""
-
-    history: TokenHistory
-    token_ids: Seq[int]
-
-
-def _unseen(sequence: Sequence) -> _Unseen:
-    assert sequence.history is not None
-    return _Unseen(sequence.history, sequence.token_ids[sequence.history.num_tokens :])

@@ -14,6 +14,16 @@ pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 TEXT: dict[str, Any] = {"prompt": "x"}
 MAX_REPLY_BYTES = 1024
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return an object that is ``depth`` objects deep."""
+    return {} if depth == 1 else {"a": nested(depth - 1)}
+
+
+NOT_SERVED = {"type": "array", "uniqueItems": True}
 
 BOTH = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -75,13 +85,36 @@ BOTH = [
     ({"stop_token_ids": [10**9]}, "stop_token_ids"),
     ({"stop_token_ids": [5] * 12_000}, "stop_token_ids"),
     ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 100}}}, "response_format"),
-    ({"guided_json": {}}, "guided_json"),
-    ({"guided_regex": "a"}, "guided_regex"),
-    ({"guided_choice": ["a"]}, "guided_choice"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-    ({"regex": "a+"}, "regex"),
+    ({"response_format": {"type": "json"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": {}}}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        "response_format",
+    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 100, "schema": {}}}}, "response_format"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"json": {"type": "foo"}}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
+    ({"structured_outputs": {"grammar": "start: b"}}, "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs"),
+    ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [5]}, "allowed_token_ids"),
+    ({"guided_json": {"type": "foo"}}, "guided_json"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_grammar": "start: <no_such_token>"}, "guided_grammar"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"json_schema": '{"type": "foo"}'}, "json_schema"),
+    ({"regex": "[a&&b]"}, "regex"),
+    ({"ebnf": "root :="}, "ebnf"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
     ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
@@ -103,8 +136,17 @@ ONLY_CHAT = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages"),
+    ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 500}]}, "messages"),
     ({"messages": [{"role": "user", "content": 5}] * 12_000}, "messages"),
     ({"messages": [{"role": "user", "content": "x"}] * 12_000}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages"),
@@ -115,10 +157,21 @@ ONLY_CHAT = [
     ({"best_of": 2}, "best_of"),
     ({"echo": True}, "echo"),
     ({"tools": []}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [TOOL]}, "tools"),  # the template of the test's model knows none
+    ({"tools": [TOOL] * 2}, "tools"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(65)}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(200)]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"chat_template": "{{ x }}"}, "chat_template"),
-    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": nested(65)}}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"modalities": ["audio"]}, "modalities"),
 ]
