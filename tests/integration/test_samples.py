@@ -2,19 +2,22 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from common.constraint import Constraint
 from common.logprobs import TokenLogprobs
 from common.messages import PlanKind, Sample
 from common.sampling import FinishReason
 from tests.support.reference import Reference
 from tests.support.split import Answer, Split, split
-from tests.support.tiny_models import build
+from tests.support.tiny_models import EOS_TOKEN_ID, build
 
 pytestmark = pytest.mark.anyio
 
@@ -222,3 +225,19 @@ async def test_prompt_log_probabilities_survive_preemption(model: Path, redis_ur
         rows = reference.logprobs(token_ids)
         expected = [float(row[token_id]) for row, token_id in zip(rows[:-1], token_ids[1:], strict=True)]
         assert [known.logprob for known in answer.prompt_logprobs] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", PlanKind)
+async def test_each_sample_follows_its_structure_from_the_first_token_on(
+    cluster: Split, model: Path, kind: PlanKind
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    sampling = SAMPLING | {"constraint": Constraint.regex("[a-d]{3,9}"), "eos_token_ids": (EOS_TOKEN_ID,)}
+    answers = await cluster.generate_all(prompt(40), kind, FOUR, **sampling)
+    texts = [tokenizer.decode(answer.token_ids) for answer in answers.values()]
+    assert all(re.fullmatch("[a-d]{3,9}", text) for text in texts)
+    assert len(set(texts)) > 1
+    assert {answer.finish for answer in answers.values()} == {FinishReason.STOP}
+    moved = tuple(Sample(index, tuple(answer.token_ids[:1])) for index, answer in answers.items())
+    rest = await cluster.generate_all(prompt(40), kind, moved, **sampling)
+    assert tokens(rest) == {index: answer.token_ids[1:] for index, answer in answers.items()}
