@@ -33,6 +33,8 @@ class Request:
     """Its cache hits are counted already."""
     fetched_tokens: int = 0
     """Tokens of the prefix that were just pulled from a peer."""
+    ready_at: float | None = None
+    """When it lacked nothing but room to begin; monotonic seconds."""
     started: bool = False
     gone: bool = False
     """Finished, aborted or failed; only its blocks are still waited for."""

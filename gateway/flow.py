@@ -28,7 +28,7 @@ from gateway.cluster import Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
 from gateway.prefix_ledger import PrefixLedger
-from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
+from gateway.router import PlanChoice, Reason, WorkerView, choose_decode, choose_plan
 from gateway.text_stream import Piece, TextStream
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class FlowServices:
     cache: CacheLedger
     prefixes: PrefixLedger
     metrics: Metrics
-    limits: RouterLimits
     accept_timeout_s: float
     max_migrations: int
     reroute_wait_s: float
@@ -174,7 +173,7 @@ class Flow:
             worker = choose_decode(
                 self._cluster.view(),
                 len(self.prompt) + len(self._output_ids),
-                limits=self._services.limits,
+                limits=self._cluster.limits,
                 resident=self._located.num_tokens,
                 exclude=self._tried,
                 draw=random.random(),
@@ -277,7 +276,7 @@ class Flow:
             attempt.worker,
             num_tokens=len(self.prompt) + len(self._output_ids),
             cached_tokens=attempt.held_tokens,
-            limits=self._services.limits,
+            limits=self._cluster.limits,
             resident=self._located.num_tokens,
             draw=random.random(),
         )

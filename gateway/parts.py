@@ -12,6 +12,8 @@ from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.keys import Keys
 from gateway.metrics import Metrics
+from gateway.planner.changer import RatioChanger
+from gateway.planner.runner import PlannerRunner
 from gateway.tokenizer import Tokenizer
 
 
@@ -28,6 +30,8 @@ class Parts:
     """All that /metrics shows."""
     admission: Admission
     running: Running
+    changer: RatioChanger
+    planner: PlannerRunner
     started_at: int
     """Unix time in seconds."""
 
