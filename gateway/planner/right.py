@@ -24,7 +24,7 @@ local holder = redis.call('GET', KEYS[1])
 local may_take = ARGV[3] == '1' and holder and string.sub(holder, 1, #ARGV[4]) == ARGV[4]
 if holder and not may_take then return 0 end
 local now = redis.call('TIME')
-local number = math.max(now[1] * 1000 + math.floor(now[2] / 1000), (tonumber(redis.call('GET', KEYS[2])) or 0) + 1)
+local number = math.max(now[1] * 1000000 + now[2], (tonumber(redis.call('GET', KEYS[2]) or '0')) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', number))
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return number
