@@ -20,7 +20,7 @@ from kernels.select import choose_kernels
 
 
 class ModelRunner:
-    """A loaded model bound to the pool that it writes to. ``kernels`` is ``auto``, ``eager`` or ``cpu``."""
+    """A loaded model bound to the pool that it writes to. ``kernels`` is a name for :func:`choose_kernels`."""
 
     def __init__(self, loaded: LoadedModel, layers: Sequence[LayerKV], block_size: int, kernels: str = "auto") -> None:
         if len(layers) != len(loaded.spec.layers):
