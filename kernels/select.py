@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.elementwise import Elementwise
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.paged_attention import paged_attention_eager
@@ -79,3 +80,12 @@ def _triton_kernels(device: torch.device) -> Kernels:
     from kernels.gpu.kernels import TritonKernels
 
     return TritonKernels(device)
+
+
+def choose_elementwise(device: torch.device) -> Elementwise | None:
+    """Return fused operations for ``device``, or None where they gain nothing over torch's own."""
+    if device.type != "cuda":
+        return None
+    from kernels.gpu.elementwise import TritonElementwise
+
+    return TritonElementwise()

@@ -33,7 +33,7 @@ _LEAST_SPLIT = 256
 _MAX_SPLITS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # it changes from step to step
 def _paged_attention_kernel(
     out,  # [T, q_heads, splits, V_DIM] float32, or [T, q_heads, V_DIM] in q's dtype without splits
     sums,  # [T, q_heads, splits] float32: log2 of each split's sum
@@ -60,7 +60,7 @@ def _paged_attention_kernel(
     V_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -69,13 +69,14 @@ def _paged_attention_kernel(
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    splits = tl.num_programs(2)
     row_begin = tl.load(cu_seqlens_q + seq)
     num_queries = tl.load(cu_seqlens_q + seq + 1) - row_begin
     if (num_queries < 1) | (num_queries > MAX_QUERIES):
         return
     seq_len = tl.load(seq_lens + seq)
     first = first_key(seq_len - num_queries, WINDOW, CHUNK) // BLOCK_N * BLOCK_N
-    split_len = tl.cdiv(tl.cdiv(seq_len - first, SPLITS), BLOCK_N) * BLOCK_N
+    split_len = tl.cdiv(tl.cdiv(seq_len - first, splits), BLOCK_N) * BLOCK_N
     begin = first + split * split_len
     end = tl.minimum(begin + split_len, seq_len)
 
@@ -120,7 +121,12 @@ def _paged_attention_kernel(
     out_row = row * q_heads + head
     out_columns = tl.arange(0, V_PAD)
     out_mask = valid[:, None] & (out_columns < V_DIM)[None, :]
-    if SPLITS == 1:
+    if IS_SPLIT:
+        total = tl.where(total > 0, total, 1.0)
+        pointers = out + ((out_row * splits + split) * V_DIM)[:, None] + out_columns[None, :]
+        tl.store(pointers, acc / total[:, None], mask=out_mask)
+        tl.store(sums + out_row * splits + split, m + tl.log2(total), mask=valid)  # -inf when nothing was seen
+    else:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2_E
             base = tl.maximum(m, sink)
@@ -129,26 +135,21 @@ def _paged_attention_kernel(
         result = acc / tl.where(total > 0, total, 1.0)[:, None]
         pointers = out + (out_row * V_DIM)[:, None] + out_columns[None, :]
         tl.store(pointers, result.to(out.dtype.element_ty), mask=out_mask)
-    else:
-        total = tl.where(total > 0, total, 1.0)
-        pointers = out + ((out_row * SPLITS + split) * V_DIM)[:, None] + out_columns[None, :]
-        tl.store(pointers, acc / total[:, None], mask=out_mask)
-        tl.store(sums + out_row * SPLITS + split, m + tl.log2(total), mask=valid)  # -inf when nothing was seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join_splits_kernel(
     out,  # [T, q_heads, V_DIM]
-    parts,  # [T, q_heads, SPLITS, V_DIM] float32
-    sums,  # [T, q_heads, SPLITS] float32
+    parts,  # [T, q_heads, splits, V_DIM] float32
+    sums,  # [T, q_heads, splits] float32
     cu_seqlens_q,  # [S + 1] int32
     sinks,  # [q_heads], unused without HAS_SINKS
     q_heads,
+    splits,
     MAX_QUERIES: tl.constexpr,
     V_DIM: tl.constexpr,
     V_PAD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     seq = tl.program_id(0)
@@ -159,9 +160,9 @@ def _join_splits_kernel(
     if (query >= num_queries) | (num_queries > MAX_QUERIES):
         return
     row = (row_begin + query).to(tl.int64) * q_heads + head
-    split = tl.arange(0, SPLITS_PAD)
+    split = tl.arange(0, MAX_SPLITS)
     columns = tl.arange(0, V_PAD)
-    logs = tl.load(sums + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    logs = tl.load(sums + row * splits + split, mask=split < splits, other=float("-inf"))
     base = tl.max(logs, 0)
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
@@ -171,8 +172,8 @@ def _join_splits_kernel(
     total = tl.sum(shares, 0)
     if HAS_SINKS:
         total += tl.exp2(sink - base)
-    pointers = parts + ((row * SPLITS + split) * V_DIM)[:, None] + columns[None, :]
-    tile = tl.load(pointers, mask=(split < SPLITS)[:, None] & (columns < V_DIM)[None, :], other=0.0)
+    pointers = parts + ((row * splits + split) * V_DIM)[:, None] + columns[None, :]
+    tile = tl.load(pointers, mask=(split < splits)[:, None] & (columns < V_DIM)[None, :], other=0.0)
     result = tl.sum(tile * shares[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(out + row * V_DIM + columns, result.to(out.dtype.element_ty), mask=columns < V_DIM)
 
@@ -252,7 +253,7 @@ def paged_attention(
         V_PAD=v_pad,
         BLOCK_SIZE=kv.block_size,
         BLOCK_N=tile.keys,
-        SPLITS=splits,
+        IS_SPLIT=splits > 1,
         WINDOW=form.window or 0,
         CHUNK=form.chunk or 0,
         SOFTCAP=form.softcap or 0.0,
@@ -268,11 +269,11 @@ def paged_attention(
             rows.cu_seqlens_q,
             q if sinks is None else sinks,
             q_heads,
+            splits,
             MAX_QUERIES=max_queries,
             V_DIM=v_dim,
             V_PAD=v_pad,
-            SPLITS=splits,
-            SPLITS_PAD=triton.next_power_of_2(splits),
+            MAX_SPLITS=_MAX_SPLITS,
             HAS_SINKS=sinks is not None,
-            num_warps=2,
+            num_warps=4,
         )

@@ -21,7 +21,7 @@ from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table", "num_seqs"])  # they change from step to step
 def _prefill_attention_kernel(
     out,  # [T, q_heads, V_DIM]
     q,  # [T, q_heads, K_DIM]

@@ -13,7 +13,7 @@ _ELEMENTS = 2048
 """Elements that one program takes at least, in whole rows."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     out,  # [num_rows, WIDTH]
     x,  # [num_rows / INNER, INNER, WIDTH]
