@@ -38,6 +38,7 @@ class HostMetrics:
         self._transfers = Counter(
             "baton_kv_transfers", "Pulls of blocks by how they ended", ("result",), registry=self.registry
         )
+        self._shown: Collector | None = None
         for result in ("complete", "failed"):
             self._transfers.labels(result)
 
@@ -53,8 +54,11 @@ class HostMetrics:
             self._transfer.observe(elapsed_s)
 
     def show(self, record: Callable[[], WorkerRecord]) -> None:
-        """From now on, show what ``record`` returns too."""
-        self.registry.register(_RecordMetrics(record))
+        """From now on, show what ``record`` returns too, instead of what was shown before."""
+        if self._shown is not None:
+            self.registry.unregister(self._shown)
+        self._shown = _RecordMetrics(record)
+        self.registry.register(self._shown)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"baton_{name}", help_text, buckets=buckets, registry=self.registry)
