@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test gpu-test chaos format lock clean
+.PHONY: help setup up check test fuzz gpu-test chaos format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
@@ -37,6 +37,9 @@ check: setup
 
 test: check
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+fuzz: setup
+	$(TEST_ENV) BATON_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/integration/test_gateway/test_openapi.py $(ARGS)
 
 gpu-test: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -120,7 +120,7 @@ class PinKeeper:
             self._services,
             pin.token_ids,
             sampling,
-            TextStream(self._tokenizer.detokenizer(continues=True), (), sampling),
+            TextStream(self._tokenizer.detokenizer(continues=pin.token_ids), (), sampling),
             arrived_at=now,
             deadline=now + WARM_TIMEOUT_S,
             cache_salt=pin.cache_salt,
