@@ -53,6 +53,31 @@ def test_openai_chat_stream_and_not(cluster: Cluster) -> None:
         assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": NUMBER}} for name in ("pick", "add")]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_openai_tools_that_must_be_called(cluster: Cluster, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": "Pick a number."}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    with client(cluster) as openai:
+        (called,) = openai.chat.completions.create(**asked).choices[0].message.tool_calls or []
+        with openai.chat.completions.stream(**asked) as stream:
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert called.type == "function"
+    assert called.function.name in ("pick", "add")
+    assert isinstance(json.loads(called.function.arguments)["n"], int)
+    assert (streamed.function.name, streamed.function.arguments) == (called.function.name, called.function.arguments)
+
+
 def test_openai_completions_stream_and_not(cluster: Cluster) -> None:
     asked: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "prompt": LONG, "temperature": 0, "max_tokens": 12}
     with client(cluster) as openai:

@@ -60,7 +60,7 @@ async def test_no_input_makes_a_fault(bench: Bench, tmp_path: Path) -> None:
     command = (
         *(sys.executable, "-P", "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
         *("--checks", ",".join(CHECKS), "--max-time", str(FUZZ_SECONDS), "--phases", "examples,coverage,fuzzing"),
-        *("--workers", "2", "--request-timeout", "30", "--suppress-health-check", "all", "--warnings", "off"),
+        *("--workers", "1", "--request-timeout", "30", "--suppress-health-check", "all", "--warnings", "off"),
         *("--exclude-path", "/v1/cluster/drain"),  # its worker would be gone
         *("--continue-on-failure", "--no-color", "--max-examples", "1000000"),
     )
