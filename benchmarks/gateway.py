@@ -5,7 +5,8 @@
 The gateway runs in its own process as it always does; two stub decode workers speak the real session protocol to it and
 write one token of each sequence a step, at the given total rate (tokens a second; 0: as fast as they can); two client
 processes read raw sockets. CPU is the gateway process's, requests' beginnings included. Added latency is from the step
-that made a token in the worker to the client's read of its event, both on this machine's one monotonic clock.
+that made a token in the worker to the client's read of its event, both on this machine's one monotonic clock, for
+tokens made while all clients were being answered.
 """
 
 import argparse

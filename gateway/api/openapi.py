@@ -11,19 +11,32 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.api import admin, cache, chat, chat_reply, completion_reply, completions, errors, models, status, tokens
+from gateway.api import (
+    admin,
+    cache,
+    chat,
+    chat_reply,
+    completion_reply,
+    completions,
+    errors,
+    models,
+    ratio,
+    status,
+    tokens,
+)
 from gateway.parts import baton_version
 
 _REF = "#/components/schemas/{name}"
 _STREAM = {"type": "string", "description": "Server-sent events, each a chunk as JSON; the last one is [DONE]."}
 
-WRONG, KEY, MISSING, SLOW, LARGE, FULL, FAULT, NOBODY, LATE = 400, 401, 404, 408, 413, 429, 500, 503, 504
+WRONG, KEY, MISSING, SLOW, BUSY, LARGE, FULL, FAULT, NOBODY, LATE = 400, 401, 404, 408, 409, 413, 429, 500, 503, 504
 _BODY = (WRONG, SLOW, LARGE)
 _MEANINGS = {
     WRONG: "The input is wrong; param names the field.",
     KEY: "The key is missing or wrong.",
     MISSING: "There is no such model or worker.",
     SLOW: "The body did not arrive in time.",
+    BUSY: "Another change is under way.",
     LARGE: "The body is too large.",
     FULL: "There is no room now; Retry-After says when to come back.",
     FAULT: "A fault of the server's.",
@@ -97,6 +110,14 @@ OPERATIONS = (
         admin.DrainReply,
         (*_BODY, KEY, MISSING, NOBODY, LATE),
         body=admin.DrainFields,
+    ),
+    Operation(
+        "/v1/cluster/ratio",
+        "post",
+        "Change how many workers have which role.",
+        ratio.RatioReply,
+        (*_BODY, KEY, BUSY, NOBODY, LATE),
+        body=ratio.RatioFields,
     ),
     Operation("/v1/cache/stats", "get", "Hit rates.", cache.CacheStats, (WRONG, KEY, MISSING), query=_WINDOW),
     Operation("/v1/cache/prefixes", "get", "Shared prefixes.", cache.PrefixList, (WRONG, KEY), query=_TOP),
