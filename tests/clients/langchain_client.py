@@ -1,6 +1,7 @@
 """langchain-openai against a running cluster: `python langchain_client.py URL MODEL`. In an environment of its own."""
 
 import sys
+from typing import Literal
 
 from langchain_openai import ChatOpenAI
 
@@ -8,7 +9,7 @@ URL, MODEL = sys.argv[1], sys.argv[2]
 QUESTION = "What is the capital of France?"
 
 
-def pick(n: int) -> int:
+def pick(n: Literal[1, 2, 3]) -> int:
     """Pick a number."""
     return n
 
@@ -16,7 +17,7 @@ def pick(n: int) -> int:
 def main() -> None:
     """Ask whole, streamed, for a call of a tool, and for a structured answer."""
     model = ChatOpenAI(
-        model=MODEL, base_url=f"{URL}/v1", api_key="any", temperature=0, max_completion_tokens=24, max_retries=0
+        model=MODEL, base_url=f"{URL}/v1", api_key="any", temperature=0, max_completion_tokens=64, max_retries=0
     )
     whole = model.invoke(QUESTION)
     assert "Paris" in whole.content, whole

@@ -12,11 +12,11 @@ ASK = {
     "api_key": "any",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
-    "max_tokens": 24,
+    "max_tokens": 64,
     "num_retries": 0,
 }
-CITY = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "pick", "description": "Pick a number", "parameters": CITY}}]
+NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "pick", "description": "Pick a number", "parameters": NUMBER}}]
 
 
 def main() -> None:

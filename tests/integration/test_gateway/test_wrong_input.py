@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -490,3 +492,33 @@ async def test_bounds_are_options_and_each_says_its_limit(bench: Bench) -> None:
     for reply, param, limit in replies:
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
         assert limit in reply.json()["error"]["message"]
+
+
+LARGE = [
+    json.dumps(CHAT | {"messages": [{"role": "user", "content": 5}] * 12_000}).encode(),
+    json.dumps(CHAT | {"logit_bias": {str(n): 1 for n in range(12_000)}}).encode(),
+    b'{"messages": [{"role": "user", "content": "x"}], "guided_json": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    json.dumps(CHAT | {"x": "y" * 1_000_000}).encode()[:-1],
+]
+SLACK_BYTES = 32 * 1024 * 1024
+
+
+async def test_wrong_input_leaves_no_memory_behind(bench: Bench) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+
+    async def send_all(times: int) -> int:
+        for body in LARGE * times:
+            response = await client.post(
+                "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 400
+        return _resident_bytes()
+
+    before = await send_all(3)
+    assert await send_all(20) - before < SLACK_BYTES
+    assert (await bench.chat()).status_code == 200
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
