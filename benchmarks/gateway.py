@@ -75,23 +75,27 @@ class Result:
 
 
 class PacedDecode(StubDecode):
-    """Steps every ``step_s``, and remembers when it made each token."""
+    """Steps every ``step_s``, ``phase`` of a step after the others, and remembers when it made each token."""
 
-    def __init__(self, *args: Any, step_s: float, **options: Any) -> None:
+    def __init__(self, *args: Any, step_s: float, phase: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self.made_at: dict[str, list[float]] = {}
         self._step_s = step_s
+        self._phase = phase
 
     async def _steps(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_at = loop.time()
+        due_at = 0.0
         while True:
+            now = time.monotonic()
+            due_at = due_at + self._step_s if due_at > now - self._step_s else self._next_at(now)
+            await asyncio.sleep(max(0.0, due_at - now))
             if not self._step():
                 self._has_work.clear()
                 await self._has_work.wait()
-                due_at = loop.time()
-            due_at += self._step_s
-            await asyncio.sleep(max(0.0, due_at - loop.time()))
+
+    def _next_at(self, now: float) -> float:
+        """Return when the next step of this worker's phase is."""
+        return now + self._step_s * (1 - (now / self._step_s - self._phase) % 1) if self._step_s else now
 
     def _output(self, *args: Any) -> SequenceOutput:
         output = super()._output(*args)
@@ -99,11 +103,17 @@ class PacedDecode(StubDecode):
         return output
 
 
-async def work(redis_url: str, name: str, step_s: float) -> dict[str, Any]:
+async def work(redis_url: str, number: int, step_s: float) -> dict[str, Any]:
     """Run one worker until standard input ends; then return when each client's tokens were made."""
     token = byte_level().token_to_id("a")
     async with connect(redis_url) as redis:
-        worker = PacedDecode(redis, lambda submit: [token], name=name, step_s=step_s)
+        worker = PacedDecode(
+            redis,
+            lambda submit, sample: [token],
+            name=f"decode-{number}",
+            step_s=step_s,
+            phase=number / NUM_WORKERS,
+        )
         worker.change(max_model_len=MAX_MODEL_LEN)
         await worker.start()
         await asyncio.to_thread(sys.stdin.read)
@@ -139,11 +149,13 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
+        if not (self.arrivals or self._rest or data.startswith(b"HTTP/1.1 200 ")):
+            self.ended.set_exception(RuntimeError(data.decode()))
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             if (found := TEXT.search(event)) is not None:
                 self.arrivals.append((now, len(found[1])))
-            elif event.endswith(b"[DONE]"):
+            elif event.endswith(b"[DONE]") and not self.ended.done():
                 self.ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -172,7 +184,7 @@ def measure(rate: float, num_tokens: int, num_clients: int) -> Result:
         redis_url = stack.enter_context(ValkeyServer(save="", appendonly="no")).connection_url
         step_s = num_clients / rate if rate else 0.0
         workers = [
-            _start("worker", redis_url, f"decode-{n}", str(step_s), str(folder / f"worker-{n}"), stdin=subprocess.PIPE)
+            _start("worker", redis_url, str(n), str(step_s), str(folder / f"worker-{n}"), stdin=subprocess.PIPE)
             for n in range(NUM_WORKERS)
         ]
         gateway, port = _start_gateway(stack, folder, redis_url, workers)
@@ -269,7 +281,7 @@ def show(results: Sequence[Result]) -> None:
     names = ("asked tok/s", "got tok/s", "tokens an event", "gateway µs a token", "tok/s a core", "gateway core")
     table = Table(*names, "p50 ms", "p99 ms", "limited by")
     for one in results:
-        p50, p99 = np.percentile(one.latency_ms, (50, 99))
+        p50, p99 = np.percentile(one.latency_ms, (50, 99)) if one.latency_ms.size else (np.nan, np.nan)
         table.add_row(
             f"{one.rate:,.0f}" if one.rate else "no limit",
             f"{one.tokens / one.wall_s:,.0f}",
@@ -288,8 +300,8 @@ def show(results: Sequence[Result]) -> None:
 def main() -> None:
     """Run a role, or the whole."""
     match sys.argv[1:]:
-        case ["worker", redis_url, name, step_s, out]:
-            Path(out).write_text(json.dumps(uvloop.run(work(redis_url, name, float(step_s)))))
+        case ["worker", redis_url, number, step_s, out]:
+            Path(out).write_text(json.dumps(uvloop.run(work(redis_url, int(number), float(step_s)))))
         case ["client", port, first, count, num_tokens, out]:
             found = uvloop.run(ask(int(port), int(first), int(count), int(num_tokens)))
             Path(out).write_text(json.dumps(found))
