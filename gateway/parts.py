@@ -10,7 +10,9 @@ from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
+from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
 from gateway.planner.changer import RatioChanger
 from gateway.planner.runner import PlannerRunner
@@ -24,6 +26,9 @@ class Parts:
     config: GatewayConfig
     keys: Keys
     tokenizer: Tokenizer
+    message_forms: MessageForms
+    """Of the model's own chat template."""
+    grammars: GrammarChecker
     services: FlowServices
     metrics: Metrics
     registries: tuple[CollectorRegistry, ...]

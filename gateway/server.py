@@ -29,8 +29,10 @@ from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.locator import Locator
+from gateway.message_forms import MessageForms
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
@@ -83,8 +85,10 @@ class GatewayServer:
                 files = await asyncio.to_thread(read_model_files, config.model)
                 tokenizer = await asyncio.to_thread(Tokenizer, files)
                 _write_port(config.port_file, self.port)
-                await self._serve(_make_parts(config, redis, tokenizer))
+                parts = _make_parts(config, redis, tokenizer)
+                await self._serve(parts)
                 tokenizer.close()
+                parts.grammars.close()
         finally:
             self._socket.close()
         log.info("stopped")
@@ -182,6 +186,8 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
             share_prefixes=config.share_prefixes,
         ),
         tokenizer=tokenizer,
+        message_forms=MessageForms.of(config, tokenizer.chat_template),
+        grammars=GrammarChecker(tokenizer.special_tokens),
         services=services,
         metrics=metrics,
         registries=(metrics.registry, derived),

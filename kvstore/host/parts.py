@@ -17,6 +17,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
+from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
@@ -42,6 +43,7 @@ class ModelParts:
     storage: KvStorage
     pool: BlockPool
     fingerprint: Fingerprint
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +105,5 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
         storage,
         BlockPool(num_blocks, config.block_size, LeastRecentlyUsed(int(num_blocks * config.tenant_cache_share))),
         fingerprint(spec, layout),
+        grammars_of(config.model, spec),
     )
