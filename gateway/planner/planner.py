@@ -22,14 +22,14 @@ from common.messages import Role
 from gateway.planner.pressure import Pressure
 from gateway.planner.ratio import Ratio
 
-HOT = 0.9
+HOT = 0.8
 """A pool above this is about to miss its target."""
 
 WARM = 0.6
 LIGHT = 0.3
 """A pool above WARM is helped too, by one that would stay below LIGHT."""
 
-ROOM = 0.8
+ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
 
 HOT_LOOKS = 3
