@@ -131,7 +131,7 @@ def shift(seconds: float, workers: int, folder: Path) -> None:
         options = ("--prefill", str(ratio.prefill), "--decode", str(ratio.decode), *OPTIONS)
         with running_cluster(folder / f"fixed-{ratio.prefill}", *options) as cluster:
             served = asyncio.run(_warm_and_serve(cluster, arrivals))
-        table.add_row(str(ratio), *_cells(served, seconds, targets), "–")
+        table.add_row(str(ratio), *_cells(served, seconds, targets), "")
     half = workers // 2
     planner = ("--planner", "auto", "--planner-ttft-s", f"{targets.ttft_s}", "--planner-itl-s", f"{targets.itl_s}")
     options = ("--prefill", str(half), "--decode", str(workers - half), *planner, *OPTIONS)
@@ -144,14 +144,8 @@ def shift(seconds: float, workers: int, folder: Path) -> None:
 
 
 def _slower(profile: CostProfile, factor: float) -> CostProfile:
-    fields = (
-        "prefill_base_s",
-        "prompt_token_s",
-        "prompt_attention_s",
-        "decode_base_s",
-        "sequence_s",
-        "context_token_s",
-    )
+    steps = ("prefill_base_s", "prompt_token_s", "prompt_attention_s")
+    fields = (*steps, "decode_base_s", "sequence_s", "context_token_s")
     return msgspec.structs.replace(profile, **{name: factor * getattr(profile, name) for name in fields})
 
 
