@@ -8,6 +8,7 @@ their heartbeats make them. Not simulated: prefixes pulled from peers, refusals 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from common.ids import WorkerId
 from common.messages import Role, WorkerState
@@ -16,7 +17,7 @@ from compose.tune.clock import VirtualClock
 from compose.tune.profile import CostProfile
 from compose.tune.request import SimRequest
 from compose.tune.trace import Arrival
-from compose.tune.worker import Listener, SimWorker, slowness
+from compose.tune.worker import SimWorker, slowness
 from gateway.cluster import Member
 from gateway.planner.planner import Action, Decision, Planner
 from gateway.planner.pressure import Pressure, Targets, look
@@ -39,9 +40,14 @@ MAX_TICK_AGE_S, MAX_PREFILL_WAIT_S = 60.0, 20.0
 class _Flow:
     """Where one request is."""
 
-    decode: SimWorker | None = None
+    decode: SimWorker
+    owner: Member
+    """The decode worker, as the gateway counts what it gave it."""
     prefill: SimWorker | None = None
-    choice: PlanChoice | None = None
+    reader: Member | None = None
+    """Who has the prompt to read, until it is read."""
+    work_tokens: int = 0
+    """What that was counted as."""
     read_at: float | None = None
     """When the prefill worker had the first token."""
     num_read: int = 0
@@ -70,8 +76,8 @@ class Run:
     changes: list[RoleChange] = field(default_factory=list)
 
 
-class SimCluster(Listener):
-    """Owns the clock, the workers and the requests of one run. ``planner`` changes roles; without one none changes."""
+class SimCluster:
+    """Owns the clock, the workers and the requests of one run; with ``plans`` the planner changes roles."""
 
     def __init__(
         self,
@@ -93,12 +99,8 @@ class SimCluster(Listener):
         self._planner = Planner(local_prefill_tokens) if plans else None
         roles = [(Role.PREFILL, number) for number in range(ratio.prefill)]
         roles += [(Role.DECODE, number) for number in range(ratio.decode)]
-        self._workers = {
-            worker.name: worker
-            for worker in (
-                SimWorker(f"{role}-{n}", role, profile, self._clock, self, self._slowness) for role, n in roles
-            )
-        }
+        workers = [SimWorker(f"{role}-{n}", role, profile, self._clock, self, self._slowness) for role, n in roles]
+        self._workers = {worker.name: worker for worker in workers}
         self._members = {name: Member(worker.record(), 0.0, None) for name, worker in self._workers.items()}
         self._flows: dict[SimRequest, _Flow] = {}
         self._num_left = 0
@@ -110,9 +112,9 @@ class SimCluster(Listener):
         self._run = Run(requests)
         self._num_left = len(requests)
         for request in requests:
-            self._clock.at(request.arrival.at_s + self._profile.local_overhead_s, lambda one=request: self._route(one))  # type: ignore[misc]
+            self._clock.at(request.arrival.at_s + self._profile.local_overhead_s, partial(self._route, request))
         for number, name in enumerate(self._workers):
-            self._clock.at(HEARTBEAT_S * number / len(self._workers), lambda one=name: self._beat(one))  # type: ignore[misc]
+            self._clock.at(HEARTBEAT_S * number / len(self._workers), partial(self._beat, name))
         self._clock.at(LOOK_S, self._look)
         last_s = arrivals[-1].at_s if arrivals else 0.0
         self._clock.run(last_s + OVERTIME_S, lambda: self._num_left == 0)
@@ -129,13 +131,13 @@ class SimCluster(Listener):
         held = {name: worker.held_tokens(token_ids) for name, worker in self._workers.items()}
         chosen = choose_decode(view, len(token_ids), limits=self._limits, resident=held, draw=self._draw.random())
         if chosen is None:
-            self._clock.after(RETRY_S, lambda: self._route(request))
+            self._clock.after(RETRY_S, partial(self._route, request))
             return
-        flow = self._flows[request] = _Flow(decode=self._workers[chosen.worker_id])
-        assert flow.decode is not None
-        self._members[chosen.worker_id].sequences.add(1)
+        flow = _Flow(self._workers[chosen.worker_id], self._members[chosen.worker_id])
+        self._flows[request] = flow
+        flow.owner.sequences.add(1)
         cached = flow.decode.accept(request)
-        choice = flow.choice = choose_plan(
+        choice = choose_plan(
             self._view(),
             chosen,
             num_tokens=len(token_ids),
@@ -144,42 +146,49 @@ class SimCluster(Listener):
             resident=held,
             draw=self._draw.random(),
         )
-        reader = choice.prefill.worker_id if choice.prefill is not None else chosen.worker_id
-        self._members[reader].tokens.add(choice.work_tokens)
+        self._have_read(request, flow, choice)
+
+    def _have_read(self, request: SimRequest, flow: _Flow, choice: PlanChoice) -> None:
+        name = flow.decode.name if choice.prefill is None else choice.prefill.worker_id
+        flow.reader, flow.work_tokens = self._members[name], choice.work_tokens
+        flow.reader.tokens.add(flow.work_tokens)
         if choice.prefill is None:
             flow.decode.compute_here(request)
             return
-        flow.prefill = self._workers[reader]
+        flow.prefill = self._workers[name]
         flow.decode.expect(request)
         ahead_s = max(0.0, self._profile.remote_overhead_s - self._profile.local_overhead_s)
-        self._clock.after(ahead_s, lambda: self._queue(request, flow))
+        self._clock.after(ahead_s, partial(self._queue, request, flow))
 
     def _queue(self, request: SimRequest, flow: _Flow) -> None:
-        if self._flows.get(request) is not flow:
+        if not self._is_in(request, flow) or flow.prefill is None:
             return
-        assert flow.prefill is not None
         if flow.prefill.role is Role.PREFILL and flow.prefill.state is WorkerState.READY:
             flow.prefill.read(request)
         else:  # it has begun to change meanwhile
             self._move(request)
 
     def begun(self, request: SimRequest) -> None:
-        flow = self._flows[request]
-        assert flow.decode is not None
-        self._clock.at(self._clock.now, lambda: flow.decode.offered(request) if self._is_in(request, flow) else None)  # type: ignore[union-attr]
+        """See :class:`compose.tune.worker.Listener`."""
+        self._clock.at(self._clock.now, partial(self._offer, request, self._flows[request]))
+
+    def _offer(self, request: SimRequest, flow: _Flow) -> None:
+        if self._is_in(request, flow):
+            flow.decode.offered(request)
 
     def read_to_end(self, request: SimRequest) -> None:
+        """See :class:`compose.tune.worker.Listener`."""
         flow = self._flows[request]
         flow.read_at, flow.num_read = self._clock.now, len(request.token_ids)
         self._hand_over(request, flow)
 
     def has_room(self, request: SimRequest) -> None:
-        flow = self._flows[request]
-        self._clock.at(self._clock.now, lambda: self._hand_over(request, flow))
+        """See :class:`compose.tune.worker.Listener`."""
+        self._clock.at(self._clock.now, partial(self._hand_over, request, self._flows[request]))
 
     def _hand_over(self, request: SimRequest, flow: _Flow) -> None:
         """Give the first token to the client, and the blocks to the decode worker, once both sides are ready."""
-        if not self._is_in(request, flow) or flow.read_at is None or flow.decode is None:
+        if not self._is_in(request, flow) or flow.read_at is None:
             return
         is_last = request.num_left == 1
         if not is_last and not flow.decode.is_pulling(request):
@@ -188,23 +197,20 @@ class SimCluster(Listener):
         self._write(request)
         if request.num_left:
             transfer_s = self._profile.transfer_base_s + self._profile.transfer_token_s * flow.num_read
-            self._clock.after(transfer_s, lambda: self._blocks_came(request, flow))
+            self._clock.after(transfer_s, partial(self._blocks_came, request, flow))
 
     def _blocks_came(self, request: SimRequest, flow: _Flow) -> None:
-        if self._is_in(request, flow) and flow.decode is not None and flow.prefill is not None:
+        if self._is_in(request, flow) and flow.prefill is not None:
             flow.decode.pulled(request, flow.num_read)
             flow.prefill.release(request)
             flow.prefill = None
 
     def wrote(self, request: SimRequest) -> None:
+        """See :class:`compose.tune.worker.Listener`."""
         self._write(request)
 
     def _write(self, request: SimRequest) -> None:
-        flow = self._flows[request]
-        if flow.choice is not None:
-            reader = flow.choice.prefill.worker_id if flow.choice.prefill is not None else flow.decode.name  # type: ignore[union-attr]
-            self._members[reader].tokens.remove(flow.choice.work_tokens)
-            flow.choice = None
+        self._was_read(self._flows[request])
         request.write(self._clock.now)
         if request.sequence is not None:
             request.sequence.token_ids.append(request.token_ids[-1])
@@ -212,13 +218,15 @@ class SimCluster(Listener):
             self._leave(request)
             self._num_left -= 1
 
+    def _was_read(self, flow: _Flow) -> None:
+        if flow.reader is not None:
+            flow.reader.tokens.remove(flow.work_tokens)
+            flow.reader = None
+
     def _leave(self, request: SimRequest) -> None:
         flow = self._flows.pop(request)
-        assert flow.decode is not None
-        self._members[flow.decode.name].sequences.remove(1)
-        if flow.choice is not None:
-            reader = flow.choice.prefill.worker_id if flow.choice.prefill is not None else flow.decode.name
-            self._members[reader].tokens.remove(flow.choice.work_tokens)
+        flow.owner.sequences.remove(1)
+        self._was_read(flow)
         flow.decode.leave(request)
         if flow.prefill is not None:
             flow.prefill.release(request)
@@ -239,7 +247,7 @@ class SimCluster(Listener):
 
     def _beat(self, name: WorkerId) -> None:
         self._publish(name)
-        self._clock.after(HEARTBEAT_S, lambda: self._beat(name))
+        self._clock.after(HEARTBEAT_S, partial(self._beat, name))
 
     def _publish(self, name: WorkerId) -> None:
         record, member = self._workers[name].record(), self._members[name]
@@ -289,9 +297,9 @@ class SimCluster(Listener):
             for request in worker.requests():
                 self._move(request)
         if worker.is_empty and not worker.is_stepping:
-            self._clock.after(self._profile.change_s, lambda: self._changed(worker, role, began_s))
+            self._clock.after(self._profile.change_s, partial(self._changed, worker, role, began_s))
         else:
-            self._clock.after(0.1, lambda: self._drain(worker, role, began_s))
+            self._clock.after(0.1, partial(self._drain, worker, role, began_s))
 
     def _changed(self, worker: SimWorker, role: Role, began_s: float) -> None:
         worker.change(role)

@@ -1,6 +1,7 @@
 """A simulated worker: the real schedulers, block pool and step meter, with steps that take what a profile says."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from common.ids import Epoch, RequestId, WorkerId
 from common.messages import Fingerprint, Role, SlotCounts, WorkerLoad, WorkerRecord, WorkerState
@@ -18,13 +19,31 @@ from kvstore.sequence import Chunk
 from kvstore.sequence import Sequence as Seq
 from prefill_worker.scheduler import PrefillScheduler
 
+Slowness = Callable[[], float]
+"""How many times longer a step takes that begins now than on a worker alone."""
+
+
+class Listener(Protocol):
+    """What a worker tells the cluster about a request."""
+
+    def begun(self, request: SimRequest) -> None:
+        """Its prefill worker has begun to read."""
+
+    def has_room(self, request: SimRequest) -> None:
+        """Its decode worker has blocks for it and pulls."""
+
+    def read_to_end(self, request: SimRequest) -> None:
+        """Its prefill worker has the first token."""
+
+    def wrote(self, request: SimRequest) -> None:
+        """Its decode worker has the next token."""
+
 
 class SimWorker:
-    """One worker of a simulated cluster. ``told`` hears what happens to requests; ``slowness`` says how many times
-    longer a step takes now than on a worker alone."""
+    """One worker of a simulated cluster. ``told`` hears what happens to requests; ``slow`` says what others cost it."""
 
     def __init__(
-        self, name: str, role: Role, profile: CostProfile, clock: VirtualClock, told: "Listener", slow: "Slowness"
+        self, name: str, role: Role, profile: CostProfile, clock: VirtualClock, told: Listener, slow: Slowness
     ) -> None:
         self.name = WorkerId(name)
         self.role = role
@@ -246,29 +265,6 @@ class SimWorker:
             return 0.0
         first = self._decode.first_without_room()
         return 0.0 if first is None else self._clock.now - self._ready_at.get(first, self._clock.now)
-
-
-Slowness = Callable[[], float]
-
-
-class Listener:
-    """What a worker tells the cluster about a request."""
-
-    def begun(self, request: SimRequest) -> None:
-        """Its prefill worker has begun to read."""
-        raise NotImplementedError
-
-    def has_room(self, request: SimRequest) -> None:
-        """Its decode worker has blocks for it and pulls."""
-        raise NotImplementedError
-
-    def read_to_end(self, request: SimRequest) -> None:
-        """Its prefill worker has the first token."""
-        raise NotImplementedError
-
-    def wrote(self, request: SimRequest) -> None:
-        """Its decode worker has the next token."""
-        raise NotImplementedError
 
 
 def slowness(workers: Iterable[SimWorker], shared_cores: int) -> float:
