@@ -7,6 +7,7 @@ runs on the event loop. Blocks that a running step or a pull may still write to 
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 from common.constraint import Constraint
@@ -36,9 +37,11 @@ from common.messages import (
 from common.rpc import Handlers
 from common.sampling import FinishReason, SamplingParams, finish_reason
 from common.services import OFFER, SESSION
+from common.sizes import parse_size
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.swap import SwapSpace
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
@@ -59,11 +62,20 @@ class DecodeEngine:
     def __init__(self, parts: Parts) -> None:
         config = parts.config
         self._parts = parts
+        self._stepper = parts.new_stepper()
+        self._swap = SwapSpace(
+            parts.model.storage,
+            config.preemption,
+            parse_size(config.swap_memory, flag="--swap-memory"),
+            lambda: self._stepper.meter.prompt_tokens_per_s,
+        )
         self._scheduler = DecodeScheduler(
             parts.model.pool,
             max_num_seqs=config.max_num_seqs,
             token_budget=config.token_budget,
             local_chunk_tokens=config.local_chunk_tokens,
+            ageing_s=config.priority_ageing_s,
+            saves=self._swap.is_preferred,
         )
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
@@ -74,7 +86,6 @@ class DecodeEngine:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(
             (
                 "generation_tokens",
@@ -146,6 +157,7 @@ class DecodeEngine:
         return (
             self._counters
             | self._hits.counters()
+            | self._swap.counters()
             | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
         )
 
@@ -331,13 +343,16 @@ class DecodeEngine:
 
     async def _step_loop(self) -> None:
         while True:
-            step = self._scheduler.schedule()
+            step = self._scheduler.schedule(time.monotonic())
             for slot in step.started:
                 self._start(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens, count=True)
             for slot in step.pulls:
                 self._begin_pull(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens)
             for slot in step.preempted:
-                log.info("%s: preempted, to be computed again", slot.sequence.request_id)
+                log.info("%s: preempted", slot.sequence.request_id)
+            if step.saving is not None:
+                await self._save(step.saving.sequence)
+                continue
             if step.chunks:
                 await self._run(step)
                 continue
@@ -345,9 +360,18 @@ class DecodeEngine:
             self._wake.clear()
             await self._wake.wait()
 
+    async def _save(self, sequence: Sequence) -> None:
+        """Copy the blocks of a preempted sequence to host memory, then give them back."""
+        await self._parts.compute.call(self._swap.saving(sequence))
+        if sequence in self._by_sequence:
+            self._scheduler.saved(sequence)
+        else:  # it ended meanwhile
+            self._swap.drop(sequence)
+
     async def _run(self, step: DecodeStep) -> None:
+        before = self._swap.restoring(step.restored) if step.restored else None
         try:
-            results = await self._stepper.run(step.chunks)
+            results = await self._stepper.run(step.chunks, before)
         except InternalError as error:
             for chunk in step.chunks:
                 self._fail(chunk.sequence, error)
@@ -423,6 +447,7 @@ class DecodeEngine:
     def _release(self, request: Request) -> None:
         sequence = request.sequence
         del self._by_sequence[sequence]
+        self._swap.drop(sequence)
         self._parts.model.pool.end_quarantine(request.quarantined)
         self._stepper.release(sequence.table, sequence)
         self._wake.set()

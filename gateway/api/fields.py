@@ -31,6 +31,7 @@ MAX_BIAS = 100
 MAX_ALLOWED_TOKENS = 10_000
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 1024
+MAX_PRIORITY = 100
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 _PATH = re.compile(r" - at `\$\.(\w+)")
@@ -71,6 +72,7 @@ class CommonFields(StructuredFields, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
 
     def token_limit(self) -> int | None:
         """Return how many tokens the client allows, if it says so; the newer name goes over the older one."""
@@ -119,6 +121,7 @@ def check_common(fields: CommonFields) -> None:
     _check_lists(fields)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
     _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
+    _check_range("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_stop(fields.stop_strings())
     check_salt(fields.cache_salt)
     if fields.stream_options is not None and not fields.stream:
@@ -235,6 +238,7 @@ def sampling_params(
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
         constraint=constraint,
+        priority=_given(fields.priority, 0),
     )
 
 

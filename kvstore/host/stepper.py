@@ -66,15 +66,16 @@ class Stepper:
         self._in_flight: set[Sequence] = set()
         self._leaving: list[BlockTable] = []
 
-    async def run(self, chunks: Seq[Chunk]) -> list[Computed]:
+    async def run(self, chunks: Seq[Chunk], before: Callable[[], None] | None = None) -> list[Computed]:
         """Compute ``chunks``; raises InternalError, after logging the cause, when the model could not.
 
-        What the step reads of the sequences is copied first, so they may change while it runs.
+        ``before`` is called first, on the compute thread. What the step reads of the sequences is copied first, so they
+        may change while it runs.
         """
         self._in_flight = {chunk.sequence for chunk in chunks}
         self.meter.begin(time.monotonic())
         try:
-            return await self._thread.call(self._job(chunks))
+            return await self._thread.call(self._job(chunks, before))
         except Exception as error:
             log.exception("a step failed")
             raise InternalError("the worker could not compute the sequence") from error
@@ -93,7 +94,7 @@ class Stepper:
         """Return the tables that only the running step keeps."""
         return self._leaving
 
-    def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[Computed]]:
+    def _job(self, chunks: Seq[Chunk], before: Callable[[], None] | None) -> Callable[[], list[Computed]]:
         rows = [_row(chunk) for chunk in chunks]
         sampling = [chunk for chunk in chunks if chunk.samples]
         samples = [_sample_row(chunk.sequence) for chunk in sampling]
@@ -101,6 +102,8 @@ class Stepper:
         unseen = [tokens for chunk in sampling for tokens in _unseen(chunk.sequence)]
 
         def compute() -> list[Computed]:
+            if before is not None:
+                before()
             logits = self._runner.forward(build_step(rows, self._block_size))  # [len(samples), vocab] float32
             for tokens in unseen:
                 tokens.seen_by.extend(tokens.token_ids)

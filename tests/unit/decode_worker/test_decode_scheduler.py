@@ -40,7 +40,7 @@ def add_offered(pool: BlockPool, scheduler: DecodeScheduler, length: int, start:
 
 def run_step(scheduler: DecodeScheduler) -> DecodeStep:
     """Compute one step with a model that always says token 7; finished sequences leave."""
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     for chunk in step.chunks:
         samples = chunk.samples
         scheduler.computed(chunk)
@@ -94,7 +94,7 @@ def test_a_preempted_sequence_is_computed_from_its_tokens_not_pulled_again():
     older = add_local(pool, scheduler, 2 * BLOCK, start=1, max_tokens=4 * BLOCK)
     run_step(scheduler)
     pulled = add_offered(pool, scheduler, 2 * BLOCK, start=2)
-    assert [slot.sequence for slot in scheduler.schedule().pulls] == [pulled]
+    assert [slot.sequence for slot in scheduler.schedule(0.0).pulls] == [pulled]
     pulled.token_ids.append(7)
     scheduler.pulled(pulled, 2 * BLOCK)
     steps = [run_step(scheduler) for _ in range(40)]
@@ -117,9 +117,9 @@ def test_scheduling_looks_past_heads_that_wait_for_their_offer():
 def test_a_failed_pull_keeps_the_valid_prefix_and_computes_the_rest():
     pool, scheduler = make()
     sequence = add_offered(pool, scheduler, 5 * BLOCK)
-    scheduler.schedule()
+    scheduler.schedule(0.0)
     scheduler.pulled(sequence, 2 * BLOCK)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     assert sizes(step) == [3 * BLOCK]
     assert step.chunks[0].samples
 
@@ -127,9 +127,9 @@ def test_a_failed_pull_keeps_the_valid_prefix_and_computes_the_rest():
 def test_a_pull_without_its_token_computes_the_last_token_again():
     pool, scheduler = make()
     sequence = add_offered(pool, scheduler, 2 * BLOCK)
-    scheduler.schedule()
+    scheduler.schedule(0.0)
     scheduler.pulled(sequence, 2 * BLOCK)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     assert sizes(step) == [1]
     assert step.chunks[0].samples
 
