@@ -38,12 +38,16 @@ DetokenizerFactory = Callable[[bool], Detokenizer]
 that a sentencepiece tokenizer would drop from the beginning of one."""
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
-    """Return what makes detokenizers for the answers of one tokenizer."""
+def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> DetokenizerFactory:
+    """Return what makes detokenizers for the answers of one tokenizer.
+
+    Special tokens have no text, but for those in ``shown``, where the tokenizer is of one of the two well-known kinds.
+    """
     decoder = json.loads(tokenizer.to_str()).get("decoder")
     if decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
         decoder = decoder["decoders"][0]
-    special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special and token.content not in shown}
     if decoder is not None and decoder["type"] == "ByteLevel":
         byte_pieces = _BytePieces(tokenizer, special)
         return lambda continues: ByteLevelDetokenizer(byte_pieces)

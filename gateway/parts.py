@@ -12,6 +12,7 @@ from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
+from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
 from gateway.tokenizer import Tokenizer
 
@@ -23,6 +24,8 @@ class Parts:
     config: GatewayConfig
     keys: Keys
     tokenizer: Tokenizer
+    message_forms: MessageForms
+    """Of the model's own chat template."""
     grammars: GrammarChecker
     services: FlowServices
     metrics: Metrics

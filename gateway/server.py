@@ -32,6 +32,7 @@ from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.locator import Locator
+from gateway.message_forms import MessageForms
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
@@ -180,6 +181,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
             share_prefixes=config.share_prefixes,
         ),
         tokenizer=tokenizer,
+        message_forms=MessageForms.of(config, tokenizer.chat_template),
         grammars=GrammarChecker(tokenizer.special_tokens),
         services=services,
         metrics=metrics,

@@ -5,8 +5,7 @@ import msgspec
 from common.errors import InvalidRequest
 from gateway.api import refused
 from gateway.api.fields import CommonFields, check_common, decode
-
-MAX_PROMPTS = 1024
+from gateway.bounds import Bounds, check_length
 
 Prompt = str | list[int]
 """A text, or its tokens."""
@@ -22,19 +21,18 @@ _DECODER = msgspec.json.Decoder(CompletionFields)
 _REFUSED = refused.RefusedFields(refused.COMPLETIONS)
 
 
-def parse(body: bytes) -> CompletionFields:
+def parse(body: bytes, bounds: Bounds) -> CompletionFields:
     """Return the fields of a completion request; raises InvalidRequest."""
     fields = decode(body, _DECODER)
     _REFUSED.check(body)
-    check_common(fields)
+    check_common(fields, bounds)
     return fields
 
 
-def prompts(fields: CompletionFields, vocab_size: int) -> list[Prompt]:
+def prompts(fields: CompletionFields, vocab_size: int, bounds: Bounds) -> list[Prompt]:
     """Return the prompts one by one; raises InvalidRequest when they are mixed, empty, too many, or no tokens."""
     found = _split(fields.prompt)
-    if len(found) > MAX_PROMPTS:
-        raise _wrong(f"has more than {MAX_PROMPTS} entries")
+    check_length("prompt", found, bounds.max_prompts)
     for prompt in found:
         if not isinstance(prompt, str):
             check_tokens(prompt, vocab_size)

@@ -7,7 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.constraint import Constraint
+from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -17,9 +19,11 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
-from gateway.api.structured import structure_of
+from gateway.api.structured import Structure, structure_of
+from gateway.api.tools import call_structure, tool_use
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
+from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
 from gateway.text_stream import TextStream
 
@@ -29,17 +33,32 @@ async def chat_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        messages = chat.conversation(fields)
+        forms = _forms(parts, fields)
+        use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
+        forms.check(use)
+        prompt = chat.chat_prompt(fields, use, parts.config)
         limit = parts.services.cluster.max_model_len()
-        prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        constraint = await _constraint(parts, fields)
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=False)
+        token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        constraint = await _constraint(parts, fields, call_structure(use))
+        generation = _generation(
+            request,
+            fields,
+            [token_ids],
+            limit,
+            ticket,
+            arrived_at,
+            constraint,
+            continues=False,
+            shown=forms.shown_tokens(use),
+        )
     except BaseException:
         ticket.release()
         raise
-    writer = ChatReply(_head("chatcmpl", parts, fields, generation))
+    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
+    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
+    writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -48,9 +67,9 @@ async def text_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        given = completions.prompts(fields, parts.tokenizer.vocab_size)
+        given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
         ticket.extend(len(given) - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
@@ -70,9 +89,24 @@ def _check_model(parts: Parts, fields: CommonFields) -> None:
         )
 
 
-async def _constraint(parts: Parts, fields: CommonFields) -> Constraint | None:
-    """Return what the answer must look like; raises InvalidRequest when that cannot be enforced."""
-    structure = structure_of(fields)
+def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
+    """Return how answers are read; raises InvalidRequest for a template that the operator does not trust."""
+    if fields.chat_template is None:
+        return parts.message_forms
+    if not parts.config.trust_request_template:
+        raise InvalidRequest(
+            "chat_template is taken only by a gateway that was started with --trust-request-template",
+            param="chat_template",
+        )
+    return MessageForms.of(parts.config, fields.chat_template)
+
+
+async def _constraint(parts: Parts, fields: CommonFields, calls: Structure | None = None) -> Constraint | None:
+    """Return what the answer must look like, maybe ``calls``; raises InvalidRequest when that cannot be enforced."""
+    asked = structure_of(fields)
+    if asked is not None and calls is not None:
+        raise InvalidRequest(f"{asked.param} cannot be had from an answer that must be a call", param=asked.param)
+    structure = asked or calls
     if structure is None:
         return None
     await parts.grammars.check(structure.constraint, structure.param)
@@ -93,13 +127,14 @@ def _generation(
     constraint: Constraint | None,
     *,
     continues: bool,
+    shown: frozenset[str] = frozenset(),
 ) -> Generation:
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
     def make_text(sampling: SamplingParams) -> TextStream:
         return TextStream(
-            tokenizer.detokenizer(continues=continues),
+            tokenizer.detokenizer(continues=continues, shown=shown),
             stop,
             sampling,
             includes_stop=bool(fields.include_stop_str_in_output),

@@ -7,7 +7,7 @@ follow vLLM's; each error says the limit.
 import math
 import re
 import secrets
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,22 +18,21 @@ from common.errors import InvalidRequest
 from common.sampling import SamplingParams
 from gateway.api.salt import check_salt
 from gateway.api.structured import StructuredFields
+from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
 
 MAX_ECHO = 200
 """Characters of a message about a malformed body at most."""
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_LENGTH = 4096
-MAX_STOP_TOKENS = 128
-MAX_BIASES = 1024
 MAX_BIAS = 100
-MAX_ALLOWED_TOKENS = 10_000
-MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 1024
 MAX_PRIORITY = 100
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
+LONE_SURROGATE = "half a surrogate pair (\\\\ud800 to \\\\udfff) is no character"
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(_HIGH + rb"(?!" + _LOW + rb")|(?<!" + _HIGH.replace(b"{2}", b"[0-9a-fA-F]") + rb")" + _LOW)
 _PATH = re.compile(r" - at `\$\.(\w+)")
 _MISSING = re.compile(r"missing required field `(\w+)`$")
 
@@ -95,7 +94,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Fields]) -> Fields:
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from error
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {str(error)[:MAX_ECHO]}") from error
+        why = LONE_SURROGATE if _LONE_SURROGATE.search(body) else str(error)[:MAX_ECHO]
+        raise InvalidRequest(f"the body is not valid JSON: {why}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
 
@@ -105,7 +105,7 @@ def _type_error(message: str) -> InvalidRequest:
     return InvalidRequest(message[:MAX_ECHO], param=match[1] if match else None)
 
 
-def check_common(fields: CommonFields) -> None:
+def check_common(fields: CommonFields, bounds: Bounds) -> None:
     """Raise InvalidRequest when a shared field is out of its bounds."""
     _check_token_limit("max_tokens", fields.max_tokens)
     _check_token_limit("max_completion_tokens", fields.max_completion_tokens)
@@ -118,11 +118,11 @@ def check_common(fields: CommonFields) -> None:
     _check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
     if fields.repetition_penalty is not None and not 0 < fields.repetition_penalty < math.inf:
         raise InvalidRequest("repetition_penalty must be above 0 and finite", param="repetition_penalty")
-    _check_lists(fields)
+    _check_lists(fields, bounds.max_list_entries)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
     _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
     _check_range("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _check_stop(fields.stop_strings())
+    _check_stop(fields.stop_strings(), bounds)
     check_salt(fields.cache_salt)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
@@ -139,11 +139,9 @@ def _check_share(name: str, value: float | None) -> None:
         raise InvalidRequest(f"{name} must be above 0 and at most 1", param=name)
 
 
-def _check_lists(fields: CommonFields) -> None:
-    _check_length("logit_bias", fields.logit_bias, MAX_BIASES)
-    _check_length("allowed_token_ids", fields.allowed_token_ids, MAX_ALLOWED_TOKENS)
-    _check_length("bad_words", fields.bad_words, MAX_BAD_WORDS)
-    _check_length("stop_token_ids", fields.stop_token_ids, MAX_STOP_TOKENS)
+def _check_lists(fields: CommonFields, limit: int) -> None:
+    for name in ("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids"):
+        check_length(name, getattr(fields, name), limit)
     if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     for bias in (fields.logit_bias or {}).values():
@@ -151,11 +149,6 @@ def _check_lists(fields: CommonFields) -> None:
     for word in fields.bad_words or ():
         if not 0 < len(word) <= MAX_BAD_WORD_LENGTH:
             raise InvalidRequest(f"bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters each", param="bad_words")
-
-
-def _check_length(name: str, value: Sized | None, limit: int) -> None:
-    if value is not None and len(value) > limit:
-        raise InvalidRequest(f"{name} has more than {limit} entries", param=name)
 
 
 def _check_min_tokens(value: int | None, limit: int | None) -> None:
@@ -167,13 +160,12 @@ def _check_min_tokens(value: int | None, limit: int | None) -> None:
         raise InvalidRequest(f"min_tokens is {value}, but at most {limit} tokens may be written", param="min_tokens")
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has more than {MAX_STOP_STRINGS} strings", param="stop")
+def _check_stop(stop: tuple[str, ...], bounds: Bounds) -> None:
+    check_length("stop", stop, bounds.max_stop_strings)
     if not all(stop):
         raise InvalidRequest("stop must not contain an empty string", param="stop")
-    if any(len(text) > MAX_STOP_LENGTH for text in stop):
-        raise InvalidRequest(f"stop has a string of more than {MAX_STOP_LENGTH} characters", param="stop")
+    if any(len(text) > bounds.max_stop_length for text in stop):
+        raise InvalidRequest(f"stop has a string of more than {bounds.max_stop_length} characters", param="stop")
 
 
 def _check_token_limit(name: str, value: int | None) -> None:

@@ -22,8 +22,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "top_logprobs": (0,),
-    "tools": (),
-    "tool_choice": ("none",),
     "functions": (),
     "function_call": ("none",),
     "stop_regex": ([],),
@@ -67,8 +65,6 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
@@ -79,6 +75,8 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
 
 COMPLETIONS: dict[str, tuple[Any, ...]] = _COMMON | {
     "logprobs": (),
+    "tools": (),
+    "tool_choice": ("none",),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),

@@ -14,6 +14,14 @@ pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 TEXT: dict[str, Any] = {"prompt": "x"}
 MAX_REPLY_BYTES = 1024
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return an object that is ``depth`` objects deep."""
+    return {} if depth == 1 else {"a": nested(depth - 1)}
+
 
 NOT_SERVED = {"type": "array", "uniqueItems": True}
 
@@ -125,18 +133,38 @@ ONLY_CHAT = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages"),
+    ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 500}]}, "messages"),
     ({"messages": [{"role": "user", "content": 5}] * 12_000}, "messages"),
     ({"messages": [{"role": "user", "content": "x"}] * 12_000}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages"),
     ({"logprobs": True}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"tools": []}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [TOOL]}, "tools"),  # the template of the test's model knows none
+    ({"tools": [TOOL] * 2}, "tools"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(65)}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(200)]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"chat_template": "{{ x }}"}, "chat_template"),
-    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": nested(65)}}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"modalities": ["audio"]}, "modalities"),
 ]
