@@ -10,6 +10,8 @@ saved in host memory first, and restored. A waiting sequence whose request is mo
 their place. Waiting makes more urgent: each ``ageing_s`` seconds count as one level of priority, and what was waited is
 kept; so one that is passed by more urgent ones goes first in the end.
 
+Samples fork from their prompt and share its blocks; who writes into a shared one first gets a copy of it.
+
 Pure: knows no clock, no model, no transfer and no host memory. What is in flight on the compute thread is the engine's
 concern: blocks of a sequence that leaves are given to ``retire``, and the engine releases them when no running step can
 write to them.
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvstore.block_pool import BlockPool
+from kvstore.block_table import BlockCopy
 from kvstore.sequence import Chunk, Sequence
 
 MAX_BYPASS = 16
@@ -71,13 +74,14 @@ class DecodeStep:
     """One decision. ``chunks`` are computed together; ``pulls`` got blocks and wait for their bytes; ``started`` got
     blocks and are computed here; ``restored`` got blocks and have a chunk; ``preempted`` lost theirs.
 
-    ``saving`` is to be saved before anything is computed: then nothing else is decided.
+    ``copies`` are to be made before all that, in order. Then ``saving`` is to be saved: nothing else is decided.
     """
 
     chunks: tuple[Chunk, ...]
     pulls: tuple[Slot, ...]
     started: tuple[Slot, ...]
     preempted: tuple[Slot, ...]
+    copies: tuple[BlockCopy, ...]
     restored: tuple[Restore, ...] = ()
     saving: Slot | None = None
 
@@ -131,6 +135,10 @@ class DecodeScheduler:
         """Sequences accepted and not running."""
         return len(self._slots) - self.num_running
 
+    def first_without_room(self) -> Sequence | None:
+        """Return the most urgent sequence of those that only wait for room here."""
+        return next((slot.sequence for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED)), None)
+
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that this worker itself has still to compute."""
@@ -171,11 +179,12 @@ class DecodeScheduler:
     def pulled(self, sequence: Sequence, num_tokens: int) -> None:
         """The pull has ended with ``num_tokens`` valid leading tokens; what is missing is computed here.
 
-        The last token's KV does not count when the token after it did not come: its logits are needed.
+        The last token's KV does not count while somebody waits for the token after it: its logits are needed.
         """
         slot = self._slots[sequence]
         if slot.stage is Stage.PULLING:
-            sequence.num_computed_tokens = min(num_tokens, sequence.num_tokens - 1)
+            most = sequence.num_tokens - 1 if sequence.sample_indices else sequence.num_tokens
+            sequence.num_computed_tokens = 0 if sequence.wants_prompt_logprobs else min(num_tokens, most)
             sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
             slot.stage = Stage.RUNNING
 
@@ -184,6 +193,14 @@ class DecodeScheduler:
         sequence = chunk.sequence
         sequence.num_computed_tokens += chunk.num_scheduled_tokens
         sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
+
+    def fork(self, prompt: Sequence, samples: Iterable[Sequence]) -> None:
+        """Let ``samples``, which begin with the computed ``prompt``, go on with its blocks; ``prompt`` itself stays."""
+        slot = self._slots[prompt]
+        for sample in samples:
+            sample.table = prompt.table.fork()
+            sample.num_computed_tokens = prompt.num_computed_tokens
+            self._slots[sample] = Slot(sample, slot.arrival, Stage.RUNNING, waited_s=slot.waited_s)
 
     def saved(self, sequence: Sequence) -> None:
         """The blocks of a sequence that is preempted are in host memory: they go back to the pool."""
@@ -208,12 +225,15 @@ class DecodeScheduler:
         for slot in self._in(Stage.WAITING, Stage.OFFERED):
             if slot.waiting_since is None:
                 slot.waiting_since = now
-        preempted = [*self._grow_decoding(), *self._yield_to_urgent()]
-        saving = next((slot for slot in preempted if slot.stage is Stage.SAVING), None)
-        if saving is not None:
-            return DecodeStep((), (), (), tuple(preempted), saving=saving)
+        preempted, copies = self._grow_decoding()
+        if not _saving(preempted):
+            preempted += self._yield_to_urgent()
+        if saving := _saving(preempted):
+            return DecodeStep((), (), (), tuple(preempted), tuple(copies), saving=saving)
         pulls, started, restored = self._admit()
-        return DecodeStep(self._chunks(), tuple(pulls), tuple(started), tuple(preempted), tuple(restored))
+        return DecodeStep(
+            self._chunks(), tuple(pulls), tuple(started), tuple(preempted), tuple(copies), tuple(restored)
+        )
 
     def _chunks(self) -> tuple[Chunk, ...]:
         running = self._in(Stage.RUNNING)
@@ -223,7 +243,7 @@ class DecodeScheduler:
         for slot in running:
             remaining = slot.sequence.num_remaining_tokens
             if remaining > 1 and budget > 0:
-                chunks.append(Chunk(slot.sequence, min(budget, remaining)))
+                chunks.append(Chunk(slot.sequence, min(budget, remaining, slot.sequence.max_chunk_tokens)))
                 budget -= chunks[-1].num_scheduled_tokens
         return tuple(chunks)
 
@@ -243,18 +263,19 @@ class DecodeScheduler:
 
     # ---- preemption ----
 
-    def _grow_decoding(self) -> list[Slot]:
+    def _grow_decoding(self) -> tuple[list[Slot], list[BlockCopy]]:
         preempted: list[Slot] = []
+        copies: list[BlockCopy] = []
         for slot in self._by_urgency(Stage.RUNNING):  # the least urgent pays first
             while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
                 victim = self._by_urgency(Stage.RUNNING)[-1]
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim.stage is Stage.SAVING:
-                    return preempted
+                    return preempted, copies
             if slot.stage is Stage.RUNNING:
-                slot.sequence.table.grow(slot.sequence.num_tokens)
-        return preempted
+                copies += _own_blocks(slot.sequence)
+        return preempted, copies
 
     def _yield_to_urgent(self) -> list[Slot]:
         """Preempt those whom the most urgent waiting sequence has to displace, if it may."""
@@ -282,8 +303,8 @@ class DecodeScheduler:
         return is_more_urgent and self._urgency(slot) < self._urgency(other)
 
     def _has_room(self, slot: Slot) -> bool:
-        num_running = len(self._in(Stage.RUNNING, Stage.PULLING))
-        if num_running >= self._max_num_seqs or not self._take_blocks(slot.sequence, num_running):
+        num_running = self._num_seats_taken()
+        if not self._has_seats(slot.sequence, num_running) or not self._take_blocks(slot.sequence, num_running):
             return False
         slot.sequence.table.release()
         slot.sequence.num_computed_tokens = 0
@@ -291,15 +312,23 @@ class DecodeScheduler:
 
     def _fits(self, slot: Slot, victims: Iterable[Slot]) -> bool:
         """Whether ``slot`` could run if ``victims`` did not, even with nothing of it in the cache."""
-        leaving = [victim.sequence.table.block_ids for victim in victims]
-        num_running = len(self._in(Stage.RUNNING, Stage.PULLING)) - len(leaving)
-        num_freed = sum(self._pool.ref_count(block_id) == 1 for block_ids in leaving for block_id in block_ids)
-        table, sequence = slot.sequence.table, slot.sequence
-        num_needed = table.blocks_needed(sequence.num_tokens) + num_running
-        return num_running < self._max_num_seqs and num_needed <= self._pool.num_available + num_freed
+        leaving = [victim.sequence for victim in victims]
+        num_running = self._num_seats_taken() - sum(map(_width, leaving))
+        block_ids = [block_id for sequence in leaving for block_id in sequence.table.block_ids]
+        num_freed = sum(self._pool.ref_count(block_id) == 1 for block_id in block_ids)
+        num_needed = slot.sequence.table.blocks_needed(slot.sequence.num_tokens) + num_running
+        return self._has_seats(slot.sequence, num_running) and num_needed <= self._pool.num_available + num_freed
+
+    def _num_seats_taken(self) -> int:
+        return sum(_width(slot.sequence) for slot in self._in(Stage.RUNNING, Stage.PULLING))
+
+    def _has_seats(self, sequence: Sequence, num_running: int) -> bool:
+        return num_running + _width(sequence) <= self._max_num_seqs
 
     def _can_grow(self, sequence: Sequence) -> bool:
-        return sequence.table.blocks_needed(sequence.num_tokens) <= self._pool.num_available
+        table = sequence.table
+        num_copies = int(table.is_shared(sequence.num_computed_tokens))
+        return table.blocks_needed(sequence.num_tokens) + num_copies <= self._pool.num_available
 
     def _preempt(self, slot: Slot) -> None:
         self._num_preemptions += 1
@@ -322,16 +351,16 @@ class DecodeScheduler:
         started: list[Slot] = []
         restored: list[Restore] = []
         passed: list[Slot] = []
-        num_running = len(self._in(Stage.RUNNING, Stage.PULLING))
+        num_running = self._num_seats_taken()
         for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED):
-            if num_running >= self._max_num_seqs:
+            if not self._has_seats(slot.sequence, num_running):
                 break
             if not self._take_blocks(slot.sequence, num_running):
                 passed.append(slot)
                 if slot.num_bypassed >= MAX_BYPASS or len(passed) == MAX_LOOKAHEAD:
                     break
                 continue
-            num_running += 1
+            num_running += _width(slot.sequence)
             for blocked in passed:
                 blocked.num_bypassed += 1
             self._stop_waiting(slot)
@@ -363,10 +392,27 @@ class DecodeScheduler:
         preempted at once.
         """
         table = sequence.table
-        sequence.num_computed_tokens = table.adopt_prefix(sequence.token_ids)
+        sequence.adopt_prefix()
         if table.blocks_needed(sequence.num_tokens) + num_running > self._pool.num_available:
             table.release()
             sequence.num_computed_tokens = 0
             return False
         table.grow(sequence.num_tokens)
         return True
+
+
+def _width(sequence: Sequence) -> int:
+    """Return how many sequences run when ``sequence`` does, those that will fork from it in its stead."""
+    return max(1, sequence.num_forks)
+
+
+def _own_blocks(sequence: Sequence) -> list[BlockCopy]:
+    """Let ``sequence`` have a block of its own for each token that is not computed; return the copies to make first."""
+    table = sequence.table
+    copy = table.copy_on_write(sequence.num_computed_tokens) if table.is_shared(sequence.num_computed_tokens) else None
+    table.grow(sequence.num_tokens)
+    return [] if copy is None else [copy]
+
+
+def _saving(preempted: Iterable[Slot]) -> Slot | None:
+    return next((slot for slot in preempted if slot.stage is Stage.SAVING), None)

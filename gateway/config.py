@@ -80,7 +80,7 @@ class GatewayConfig(Bounds):
     are refused with 429; 0: no limit."""
 
     max_requests: int = 1024
-    """Prompts in flight at most; more are refused with 429."""
+    """Answers in flight at most; more are refused with 429."""
 
     request_timeout_s: float = 600.0
     """Seconds from a request's arrival to the end of its answer at most."""
