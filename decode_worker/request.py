@@ -41,6 +41,8 @@ class Request:
     """Its cache hits are counted already."""
     fetched_tokens: int = 0
     """Tokens of the prefix that were just pulled from a peer."""
+    ready_at: float | None = None
+    """When it lacked nothing but room to begin; monotonic seconds."""
     started: bool = False
     prompt_reported: bool = False
     """Its prompt's log probabilities were sent."""
