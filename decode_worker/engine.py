@@ -25,6 +25,7 @@ from common.messages import (
     PeerPrefix,
     Plan,
     PlanKind,
+    Preempted,
     Refused,
     Role,
     SampledToken,
@@ -42,7 +43,7 @@ from common.services import OFFER, SESSION
 from common.sizes import parse_size
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
-from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.scheduler import DecodeScheduler, DecodeStep, Slot, Stage
 from decode_worker.swap import SwapSpace
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
@@ -268,7 +269,7 @@ class DecodeEngine:
             return
         request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
-            if request.offer is None:
+            if request.offer is None and self._scheduler.stage(request.sequence) not in (Stage.RUNNING, Stage.SAVING):
                 self._forget_transfer(request)
                 request.transfer_id = plan.transfer_id
                 self._expected.add(plan.transfer_id, request)
@@ -393,7 +394,7 @@ class DecodeEngine:
             for slot in step.pulls:
                 self._begin_pull(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens)
             for slot in step.preempted:
-                log.info("%s: preempted", slot.sequence.request_id)
+                self._preempted(slot)
             if step.saving is not None:
                 await self._save(step.saving.sequence)
                 continue
@@ -403,6 +404,15 @@ class DecodeEngine:
             self._stepper.meter.idle()
             self._wake.clear()
             await self._wake.wait()
+
+    def _preempted(self, slot: Slot) -> None:
+        """Let the gateway of one that is to be computed again find out whether a prefill worker would be sooner."""
+        sequence, request = slot.sequence, self._by_sequence[slot.sequence]
+        log.info("%s: preempted", request.request_id)
+        if slot.stage is Stage.WAITING and request.sequence is sequence and not sequence.num_forks:
+            request.is_replay, request.started = True, False
+            cached_tokens = sequence.table.cached_prefix(sequence.token_ids)
+            request.outbox.put(Preempted(request.request_id, cached_tokens))
 
     async def _save(self, sequence: Sequence) -> None:
         """Copy the blocks of a preempted sequence to host memory, then give them back."""

@@ -75,6 +75,19 @@ async def test_tokens_are_those_of_an_undisturbed_run(model: Path, redis_url: st
         assert swapped == 0 if mode == "recompute" else swapped > 0
 
 
+@pytest.mark.parametrize("name", KINDS)
+async def test_the_prefill_worker_may_compute_a_preempted_one_again(model: Path, redis_url: str, name: str):
+    async with split(str(model), redis_url) as cluster:
+        expected = [answer.token_ids for answer in await ask(cluster, name, PlanKind.LOCAL)]
+        counted = asked_tokens(cluster)
+    async with split(str(model), redis_url, kv_blocks=TIGHT, preemption="recompute") as cluster:
+        cluster.recomputes_remotely = True
+        assert [answer.token_ids for answer in await ask(cluster, name, PlanKind.LOCAL)] == expected
+        assert cluster.decode.counters()["preemptions"] > 0
+        assert cluster.prefill.counters()["handovers"] > 0
+        assert asked_tokens(cluster) - cluster.prefill.counters()["prefix_cache_queries"] == counted
+
+
 async def test_an_urgent_request_is_done_before_what_was_there_first(model: Path, redis_url: str):
     async with split(str(model), redis_url, kv_blocks=TIGHT, preemption="swap") as cluster:
         done: list[str] = []
