@@ -26,6 +26,7 @@ from compose.model_source import resolve_model
 from compose.ratio import RatioConfig, RatioSetConfig, ratio, ratio_set
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
+from compose.tune_config import TuneConfig
 from compose.up import up
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
@@ -90,6 +91,12 @@ def _ratio() -> App:
     return app
 
 
+async def _tune(config: TuneConfig) -> None:
+    from compose.tune.tune import tune
+
+    await tune(config)
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -113,6 +120,7 @@ def baton() -> App:
     app.command(command(StatusConfig, status), name="status")
     app.command(_cache())
     app.command(_ratio())
+    app.command(command(TuneConfig, _tune), name="tune")
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

@@ -38,6 +38,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     connected: bool
     """False for a decode worker that this gateway has no session with."""
     device: str
+    max_model_len: int
+    """Tokens of prompt and answer together at most."""
     running: int
     waiting: int
     tick_age_s: float
@@ -175,6 +177,7 @@ def _worker(worker: WorkerView) -> WorkerStatus:
         state=record.state,
         connected=worker.connected,
         device=record.device,
+        max_model_len=record.max_model_len,
         running=record.load.running,
         waiting=record.load.waiting,
         tick_age_s=record.load.tick_age_s,
