@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.cpu.native.operations import Native, new_native
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.paged_attention import paged_attention_eager
@@ -20,6 +21,8 @@ class Kernels(Protocol):
     """One version of the operations. Called from one thread at a time."""
 
     name: str
+    native: Native | None
+    """The compiled operations behind whole decoder layers and linear maps, where the version has them."""
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """Store ``k [T, kv_heads, k_dim]`` and ``v [T, kv_heads, v_dim]`` in the slots that ``rows`` names."""
@@ -34,6 +37,7 @@ class EagerKernels:
     """Plain torch on any device: the reference."""
 
     name = "eager"
+    native: Native | None = None
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """See :class:`Kernels`."""
@@ -61,4 +65,4 @@ def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
         raise ValueError(f"the cpu kernels cannot run on {device.type}")
     from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
 
-    return CpuKernels()
+    return CpuKernels(new_native(torch.get_num_threads()))
