@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from kernels.attention_form import AttentionForm
+from kernels.elementwise import EagerElementwise
 from kernels.layer_kv import LayerKV
+from kernels.norm_form import NormForm
 from kernels.packed_rows import PackedRows
 from kernels.paged_attention import paged_attention_eager
 from kernels.store_kv import store_kv_eager
+
+_EAGER = EagerElementwise()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,42 +59,22 @@ class LayerWeights:
 def decoder_layer_eager(
     layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, kv: LayerKV, rows: PackedRows
 ) -> Tensor:
-    """Return ``[T, hidden]`` for ``x [T, hidden]``, rotated by ``cos`` and ``sin [T, width]``; store keys and values."""
-    y = rms_norm_eager(x, layer.attention_norm, layer.epsilon)
+    """Return ``[T, hidden]`` for ``x [T, hidden]``, turned by ``cos`` and ``sin [T, width]``; store keys and values."""
+    form = NormForm(layer.epsilon)
+    y = _EAGER.rms_norm(x, layer.attention_norm, form)
     q, k, v = (_heads(linear(y, part.weight, part.bias), layer.head_dim) for part in (layer.q, layer.k, layer.v))
     if layer.q_norm is not None and layer.k_norm is not None:
-        q, k = (rms_norm_eager(*pair, layer.epsilon) for pair in ((q, layer.q_norm), (k, layer.k_norm)))
+        q, k = _EAGER.rms_norm(q, layer.q_norm, form), _EAGER.rms_norm(k, layer.k_norm, form)
     if layer.rotary:
-        q, k = rotate_eager(q, cos, sin), rotate_eager(k, cos, sin)
+        turned = _EAGER.rotary(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos[None], sin[None])
+        q, k = (states[0].transpose(0, 1) for states in turned)
     store_kv_eager(k, v, kv, rows)
     attended = paged_attention_eager(q, kv, rows, layer.form).flatten(1)
     middle = x + linear(attended, layer.o.weight, layer.o.bias)
-    y = rms_norm_eager(middle, layer.mlp_norm, layer.epsilon)
-    gate, up = (linear(y, part.weight, part.bias) for part in (layer.gate, layer.up))
-    return middle + linear(silu_mul_eager(gate, up), layer.down.weight, layer.down.bias)
-
-
-def rms_norm_eager(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return ``x / sqrt(mean(x**2) + epsilon) * weight`` over the last dimension, the mean in float32."""
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
-
-
-def rotate_eager(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first ``width`` elements of each head of ``x [T, heads, dim]`` by ``cos`` and ``sin [T, width]``.
-
-    Element i turns with element ``i + width / 2`` (Su et al., RoFormer, 2021, in the order of GPT-NeoX).
-    """
-    turned, rest = x[..., : cos.shape[1]], x[..., cos.shape[1] :]
-    low, high = turned.chunk(2, dim=-1)
-    half_turned = torch.cat((-high, low), dim=-1)
-    return torch.cat((turned * cos[:, None] + half_turned * sin[:, None], rest), dim=-1)
-
-
-def silu_mul_eager(gate: Tensor, up: Tensor) -> Tensor:
-    """Return ``silu(gate) * up``."""
-    return silu(gate) * up
+    y = _EAGER.rms_norm(middle, layer.mlp_norm, form)
+    gate_up = torch.cat([linear(y, part.weight, part.bias) for part in (layer.gate, layer.up)], dim=-1)
+    return middle + linear(_EAGER.silu_mul(gate_up), layer.down.weight, layer.down.bias)
 
 
 def _heads(states: Tensor, head_dim: int) -> Tensor:
-    return states.unflatten(-1, (-1, head_dim))
+    return states.view(len(states), -1, head_dim)

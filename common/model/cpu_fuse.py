@@ -6,6 +6,7 @@ compares the logits with those of the untouched model.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ _LLAMA_PATTERN = {
 }
 _LINEARS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 _MLP_LINEARS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_PROBE = torch.linspace(-8.0, 8.0, 33)
+"""What an activation is asked for, to be known by its answer."""
 
 
 def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) -> None:
@@ -33,8 +36,8 @@ def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) ->
         return
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if weights := _layer_weights(child, attention):
-                setattr(parent, name, CpuDecoderLayer(child, int(child.self_attn.layer_idx), weights))
+            if fused := _fused_layer(child, attention):
+                setattr(parent, name, fused)
     for parent in list(model.modules()):
         if isinstance(parent, (CpuLinear, CpuDecoderLayer)):
             continue
@@ -43,7 +46,12 @@ def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) ->
                 setattr(parent, name, CpuLinear(child))
 
 
-def _layer_weights(layer: nn.Module, attention: Sequence[LayerAttention]) -> LayerWeights | None:
+def _fused_layer(layer: Any, attention: Sequence[LayerAttention]) -> CpuDecoderLayer | None:
+    weights = _layer_weights(layer, attention)
+    return None if weights is None else CpuDecoderLayer(layer, int(layer.self_attn.layer_idx), weights)
+
+
+def _layer_weights(layer: Any, attention: Sequence[LayerAttention]) -> LayerWeights | None:
     """Return the weights of ``layer`` if it follows the pattern and the library can compute with all of them."""
     if type(layer).__name__ not in _LLAMA_PATTERN:
         return None
@@ -67,9 +75,6 @@ def _layer_weights(layer: nn.Module, attention: Sequence[LayerAttention]) -> Lay
         rotary=bool(getattr(attend, "use_rope", True)),
         form=attention[int(attend.layer_idx)].form,
     )
-
-
-_PROBE = torch.linspace(-8.0, 8.0, 33)
 
 
 def _suits(weight: Tensor) -> bool:

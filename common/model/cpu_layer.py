@@ -40,8 +40,6 @@ class CpuDecoderLayer(nn.Module):
         self.original = original
         self._index = index
         self._layer = as_layer(weights)
-        self._linears: dict[str, NativeLinear] = self._layer.kept[0]
-        self._norms: dict[str, Tensor | None] = self._layer.kept[1]
 
     def forward(
         self, hidden_states: Tensor, *args: Any, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
@@ -62,17 +60,15 @@ class CpuDecoderLayer(nn.Module):
 
     def _in_pieces(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = self._norm(native, x, "attention_norm")
-        middle = x + _product(native, self._attend(native, step, y, cos, sin), self._linears["o"])
+        middle = x + _product(native, self._attend(native, step, y, cos, sin), self._layer.linears["o"])
         y = self._norm(native, middle, "mlp_norm")
-        gate, up = (_product(native, y, self._linears[name]) for name in ("gate", "up"))
-        return middle + _product(native, native.silu_mul(gate, up), self._linears["down"])
+        gate, up = (_product(native, y, self._layer.linears[name]) for name in ("gate", "up"))
+        return middle + _product(native, native.silu_mul(gate, up), self._layer.linears["down"])
 
     def _attend(self, native: Native, step: PagedStep, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return ``[T, q_heads * head_dim]``."""
-        weights, cache = self._layer.weights, step.caches[self._index]
-        q, k, v = (
-            _product(native, y, self._linears[name]).unflatten(-1, (-1, weights.head_dim)) for name in ("q", "k", "v")
-        )
+        weights, cache, linears = self._layer.weights, step.caches[self._index], self._layer.linears
+        q, k, v = (_product(native, y, linears[name]).view(len(y), -1, weights.head_dim) for name in ("q", "k", "v"))
         q, k = self._norm(native, q, "q_norm"), self._norm(native, k, "k_norm")
         if weights.rotary:
             native.rotate_(q, cos, sin)
@@ -81,7 +77,7 @@ class CpuDecoderLayer(nn.Module):
         return step.kernels.paged_attention(q, cache, step.rows, weights.form, None).flatten(1)
 
     def _norm(self, native: Native, x: Tensor, name: str) -> Tensor:
-        weight = self._norms[name]
+        weight = self._layer.norms[name]
         return x if weight is None else native.rms_norm(x, weight, self._layer.weights.epsilon)
 
 

@@ -15,10 +15,12 @@ from common.model import attention
 from common.model.context_limit import context_limit
 from common.model.cpu_fuse import fuse_for_cpu
 from common.model.digest import model_digest, tokenizer_digest
+from common.model.fuse import fuse
 from common.model.loaded import LoadedModel
 from common.model.probe import ProbedLayer, probe
 from common.model.self_check import check_paged, reference_logits
 from common.model.spec import ModelSpec
+from kernels.select import choose_elementwise
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,9 @@ def load_model(source: str, *, dtype: str, device: str, max_model_len: int | Non
     loaded = LoadedModel(module, _spec(source, module, layers, limit), tuple(layer.attention for layer in layers))
     _switch_attention(module, layers)
     fuse_for_cpu(module, loaded.attention)
+    elementwise = choose_elementwise(where)
+    if elementwise is not None:
+        fuse(module, [layer.module for layer in layers], elementwise)
     check_paged(loaded, expected)
     log.info("loaded %s in %.1f s: %s on %s", loaded.spec.name, time.monotonic() - began, module.dtype, where)
     return loaded
@@ -111,7 +116,7 @@ def _switch_attention(module: PreTrainedModel, layers: list[ProbedLayer]) -> Non
 
 
 def _spec(source: str, module: PreTrainedModel, layers: list[ProbedLayer], limit: int) -> ModelSpec:
-    directory = _directory(source)
+    directory = model_directory(source)
     text = module.config.get_text_config()
     return ModelSpec(
         name=directory.name if Path(source).is_dir() else source,
@@ -126,7 +131,7 @@ def _spec(source: str, module: PreTrainedModel, layers: list[ProbedLayer], limit
     )
 
 
-def _directory(source: str) -> Path:
+def model_directory(source: str) -> Path:
     """Return the local directory that holds the files of ``source``."""
     if Path(source).is_dir():
         return Path(source).resolve()

@@ -44,6 +44,8 @@ class SampleRow:
     """How many of them are output."""
     history: TokenHistory | None = None
     """Given when the parameters read it; then it has seen all ``position`` tokens."""
+    allowed: NDArray[np.bool_] | None = None
+    """``[vocab]`` tokens of which one is to be sampled, at least one; None: any."""
 
 
 @torch.inference_mode()
@@ -71,7 +73,7 @@ def _greedy(logits: Tensor) -> list[int]:
 
 
 def _is_plainly_greedy(row: SampleRow) -> bool:
-    return row.params.temperature == 0 and not has_edits(row.params, row.num_output_tokens)
+    return row.params.temperature == 0 and row.allowed is None and not has_edits(row.params, row.num_output_tokens)
 
 
 def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
@@ -81,9 +83,11 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
     if _is_plainly_greedy(row):
         return best
     scores = logits.astype(np.float64)
+    if row.allowed is not None:
+        scores[~row.allowed] = -np.inf
     if has_edits(row.params, row.num_output_tokens):
         edit(scores, row.params, row.num_output_tokens, row.history)
-        best = int(scores.argmax())
+    best = int(scores.argmax())
     return best if row.params.temperature == 0 else _draw(scores, float(scores[best]), row)
 
 

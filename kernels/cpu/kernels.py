@@ -18,7 +18,7 @@ from kernels.cpu.attend_rows import attend_rows
 from kernels.cpu.bits import flat, flat_pool
 from kernels.cpu.move import gather_keys, store_rows
 from kernels.cpu.native.library import DTYPES
-from kernels.cpu.native.operations import Native, new_native
+from kernels.cpu.native.operations import Native
 from kernels.cpu.plan import Chunk, CpuPlan, LastPlan
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows

@@ -13,17 +13,13 @@ from kernels.cpu.native.build import build
 from kernels.cpu.native.library import choose_level, load_library
 from kernels.cpu.native.operations import Native, as_layer, as_linear
 from kernels.cpu.plan import CpuPlan
-from kernels.decoder_layer import (
-    LayerWeights,
-    LinearWeights,
-    decoder_layer_eager,
-    rms_norm_eager,
-    rotate_eager,
-    silu_mul_eager,
-)
+from kernels.decoder_layer import LayerWeights, LinearWeights, decoder_layer_eager
+from kernels.elementwise import EagerElementwise
+from kernels.norm_form import NormForm
 from tests.kernels.cases import Shape, new_case
 from tests.kernels.native import built_native
 
+EAGER = EagerElementwise()
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 SIZES = [(1, 1), (3, 7), (4, 16), (33, 31), (40, 576), (100, 65)]
@@ -84,8 +80,8 @@ def test_a_row_has_the_same_bits_in_any_company(native: Native, dtype: torch.dty
 @pytest.mark.parametrize("width", [1, 15, 16, 40, 576])
 def test_norm_and_activation(native: Native, dtype: torch.dtype, width: int):
     x, up, weight = (randn(19, width, dtype=dtype, seed=seed, scale=3.0) for seed in (1, 2, 3))
-    close(native.rms_norm(x, weight[0].float(), 1e-5), rms_norm_eager(x, weight[0], 1e-5))
-    close(native.silu_mul(x, up), silu_mul_eager(x, up))
+    close(native.rms_norm(x, weight[0].float(), 1e-5), EAGER.rms_norm(x, weight[0], NormForm(1e-5)))
+    close(native.silu_mul(x, up), EAGER.silu_mul(torch.cat((x, up), dim=-1)))
 
 
 def test_the_activation_has_its_limits_far_out(native: Native):
@@ -100,7 +96,9 @@ def test_rotation(native: Native, dtype: torch.dtype, dim: int, width: int):
     x = randn(5, 3, dim, dtype=dtype)
     angles = randn(5, width, dtype=torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    expected = rotate_eager(x, cos, sin)
+    turned = x[..., :width].transpose(0, 1)[None]
+    expected = EAGER.rotary(turned, turned, cos[None], sin[None])[0][0].transpose(0, 1)
+    expected = torch.cat((expected, x[..., width:]), dim=-1)
     native.rotate_(x, cos, sin)
     close(x, expected)
 

@@ -42,7 +42,7 @@ def build(library: Path = LIBRARY) -> str | None:
 
 def _compiler() -> list[str] | None:
     named = shlex.split(os.environ.get("CC", ""))
-    for candidate in ([named] if named else [["cc"], ["gcc"], ["clang"]]):
+    for candidate in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(candidate[0]):
             return candidate
     return None

@@ -26,13 +26,13 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 class Linear(ctypes.Structure):
     """BatonLinear"""
 
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]  # noqa: RUF012
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
 
 
 class Cache(ctypes.Structure):
     """BatonCache"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("k", c_void_p),
         ("v", c_void_p),
         ("k_stride", c_int64),
@@ -48,7 +48,7 @@ class Cache(ctypes.Structure):
 class Rows(ctypes.Structure):
     """BatonRows"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("num_rows", c_int64),
         ("row_ids", c_void_p),
         ("sequences", c_void_p),
@@ -62,7 +62,7 @@ class Rows(ctypes.Structure):
 class Form(ctypes.Structure):
     """BatonForm"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("scaling", c_double),
         ("softcap", c_double),
         ("window", c_int64),
@@ -74,7 +74,7 @@ class Form(ctypes.Structure):
 class Layer(ctypes.Structure):
     """BatonLayer"""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
@@ -112,7 +112,9 @@ def load_library(path: Path = LIBRARY) -> ctypes.CDLL | None:
         log.warning("no compiled CPU kernels, so steps are slower; install again with a C compiler (%s)", error)
         return None
     if abi != _ABI:
-        log.warning("the compiled kernels are of another version (%d, not %d) and stay unused; install again", abi, _ABI)
+        log.warning(
+            "the compiled kernels are of another version (%d, not %d) and stay unused; install again", abi, _ABI
+        )
         return None
     _declare(library)
     log.info("compiled kernels: %s", choose_level(library))

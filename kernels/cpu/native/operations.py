@@ -37,7 +37,10 @@ class NativeLayer:
 
     structure: Layer
     weights: LayerWeights
-    kept: tuple[Any, ...]
+    linears: dict[str, NativeLinear]
+    """``q``, ``k``, ``v``, ``o``, ``gate``, ``up`` and ``down``"""
+    norms: dict[str, Tensor | None]
+    """``attention_norm``, ``mlp_norm``, ``q_norm`` and ``k_norm``, float32"""
 
 
 def as_linear(weights: LinearWeights) -> NativeLinear:
@@ -61,11 +64,11 @@ def as_layer(weights: LayerWeights) -> NativeLayer:
         kv_heads=weights.k.weight.shape[0] // weights.head_dim,
         dtype=DTYPES[weights.q.weight.dtype],
     )
-    return NativeLayer(structure, weights, (linears, norms))
+    return NativeLayer(structure, weights, linears, norms)
 
 
 class Native:
-    """Owns a context of the library: ``num_threads - 1`` helper threads and scratch memory. For one thread at a time."""
+    """Owns a context of the library: ``num_threads - 1`` helper threads, and scratch. For one thread at a time."""
 
     def __init__(self, lib: ctypes.CDLL, num_threads: int) -> None:
         self._lib = lib
@@ -88,27 +91,28 @@ class Native:
         structure, rows = linear.structure, x.numel() // x.shape[-1]
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], structure.outputs)
-        self._call(
-            "baton_linear", structure, DTYPES[x.dtype], x.data_ptr(), structure.inputs, out.data_ptr(), rows
-        )
+        self._call("baton_linear", structure, DTYPES[x.dtype], x.data_ptr(), structure.inputs, out.data_ptr(), rows)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """See :func:`kernels.decoder_layer.rms_norm_eager`; ``weight`` is float32, ``x`` contiguous."""
+        """See :class:`kernels.elementwise.Elementwise`, a plain norm; ``weight`` is float32, ``x`` contiguous."""
         out, width = torch.empty_like(x), x.shape[-1]
         rows, dtype = x.numel() // width, DTYPES[x.dtype]
         self._call("baton_norm", x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon, dtype)
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        """See :func:`kernels.decoder_layer.silu_mul_eager`; both contiguous."""
+        """Return ``silu(gate) * up``; both contiguous."""
         out, width = torch.empty_like(gate), gate.shape[-1]
         rows, dtype = gate.numel() // width, DTYPES[gate.dtype]
         self._call("baton_silu_mul", gate.data_ptr(), up.data_ptr(), width, out.data_ptr(), rows, width, dtype)
         return out
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate ``x [T, heads, dim]``, contiguous, in place; see :func:`kernels.decoder_layer.rotate_eager`."""
+        """Turn the heads of ``x [T, heads, dim]``, contiguous, in place by ``cos`` and ``sin [T, width]``.
+
+        What lies behind the first ``width`` elements of a head stays as it is.
+        """
         rows, heads, dim = x.shape
         angles = (cos.data_ptr(), sin.data_ptr(), cos.shape[1])
         self._call("baton_rotate", x.data_ptr(), x.stride(0), heads, dim, *angles, rows, DTYPES[x.dtype])
