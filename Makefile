@@ -11,7 +11,8 @@ PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := gateway prefill_worker decode_worker kvstore kernels common compose
-SOURCES := $(PACKAGES) tests benchmarks
+SOURCES := $(PACKAGES) tests benchmarks hatch_build.py
+NATIVE := $(wildcard kernels/cpu/native/*.[ch]) kernels/cpu/native/build.py hatch_build.py
 INSTALLED := $(VENV)/.installed
 CLIENTS := .venv-clients
 
@@ -24,7 +25,7 @@ help:
 
 setup: $(INSTALLED)
 
-$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh
+$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh $(NATIVE)
 	@sh requirements/make_venv.sh $(VENV) $(PYTHON)
 	@touch $@
 
