@@ -28,7 +28,7 @@ CLIENT_CLOSED = 499
 """Status in metrics of a request whose client has left; nobody gets it."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROTECTED = "/v1/"
+_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
 _ADMIN = ("/v1/cluster/", "/v1/cache/stats", "/v1/cache/prefixes", "/v1/cache/reset", "/debug/")
 
 

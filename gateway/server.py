@@ -30,6 +30,7 @@ from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
+from gateway.http_protocol import HttpProtocol
 from gateway.keys import Keys
 from gateway.locator import Locator
 from gateway.message_forms import MessageForms
@@ -135,7 +136,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(parts),
         loop="none",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

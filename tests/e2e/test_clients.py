@@ -53,6 +53,49 @@ def test_openai_chat_stream_and_not(cluster: Cluster) -> None:
         assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": NUMBER}} for name in ("pick", "add")]
+
+
+SCRIPTS = "👩‍👩‍👧‍👦 한국어 हिन्दी"
+"""Every character of it is several tokens of SmolLM2."""
+
+
+@pytest.mark.parametrize("prompt", ["Say it.", "Say it. " + LONG])
+def test_characters_cut_by_tokens_and_by_the_hand_over_come_out_whole(cluster: Cluster, prompt: str) -> None:
+    """The prefill worker samples the first token of the long prompt's answer, a part of a character."""
+    asked: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "prompt": prompt, "max_tokens": 80}
+    with client(cluster, strict=False) as openai:
+        answer = openai.completions.with_streaming_response.create(
+            **asked, stream=True, extra_body={"structured_outputs": {"choice": [SCRIPTS]}}
+        )
+        with answer as response:
+            assert response.headers["x-baton-route"].startswith("remote" if LONG in prompt else "local")
+            text = "".join(chunk.choices[0].text for chunk in response.parse())
+    assert text == SCRIPTS
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_openai_tools_that_must_be_called(cluster: Cluster, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": "Pick a number."}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    with client(cluster) as openai:
+        (called,) = openai.chat.completions.create(**asked).choices[0].message.tool_calls or []
+        with openai.chat.completions.stream(**asked) as stream:
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert called.type == "function"
+    assert called.function.name in ("pick", "add")
+    assert isinstance(json.loads(called.function.arguments)["n"], int)
+    assert (streamed.function.name, streamed.function.arguments) == (called.function.name, called.function.arguments)
+
+
 def test_openai_completions_stream_and_not(cluster: Cluster) -> None:
     asked: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "prompt": LONG, "temperature": 0, "max_tokens": 12}
     with client(cluster) as openai:
