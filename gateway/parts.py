@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
+from gateway.dashboard.sampler import Sampler
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
@@ -33,6 +34,7 @@ class Parts:
     """All that /metrics shows."""
     admission: Admission
     running: Running
+    sampler: Sampler
     started_at: int
     """Unix time in seconds."""
 

@@ -27,6 +27,7 @@ from gateway.cache_ledger import CacheLedger
 from gateway.cache_metrics import CacheMetrics
 from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
+from gateway.dashboard.sampler import Sampler
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
@@ -36,7 +37,7 @@ from gateway.message_forms import MessageForms
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
-from gateway.parts import Parts
+from gateway.parts import Parts, baton_version
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
 from gateway.prefix_ledger import PrefixLedger
@@ -95,12 +96,15 @@ class GatewayServer:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
             pinning = group.create_task(self._pin_keeper(parts).run())
+            sampling = group.create_task(parts.sampler.run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
+            parts.sampler.close()
             server.should_exit = True
             await self._drain(parts, serving)
+            sampling.cancel()
             pinning.cancel()
             following.cancel()
 
@@ -172,6 +176,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         max_migrations=config.max_migrations,
         reroute_wait_s=config.reroute_wait_s,
     )
+    admission = Admission(config.max_requests, config.ttft_target, metrics)
     return Parts(
         config=config,
         keys=Keys(
@@ -186,8 +191,15 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         services=services,
         metrics=metrics,
         registries=(metrics.registry, derived),
-        admission=Admission(config.max_requests, config.ttft_target, metrics),
+        admission=admission,
         running=Running(),
+        sampler=Sampler(
+            services,
+            admission,
+            model=config.model_name,
+            version=baton_version(),
+            first_words=tokenizer.first_words,
+        ),
         started_at=time.time_ns() // 1_000_000_000,
     )
 

@@ -1,0 +1,111 @@
+"""The cluster as this gateway sees it, in the form that clients are told. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from common.messages import BlockCounts, Role, SlotCounts
+from gateway.router import ClusterView, WorkerView
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker, as its last record says."""
+
+    id: str
+    role: Role
+    pid: int
+    epoch: int
+    address: str
+    state: str
+    connected: bool
+    """False for a decode worker that this gateway has no session with."""
+    device: str
+    running: int
+    waiting: int
+    tick_age_s: float
+    blocks: BlockCounts
+    slots: SlotCounts
+    kv_waste: float
+    """Share of the slots in held blocks that hold no token."""
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """How many workers have which role."""
+
+    prefill: int
+    decode: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """All workers together."""
+
+    running: int
+    waiting: int
+    blocks: BlockCounts
+    slots: SlotCounts
+    kv_waste: float
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """The cluster as this gateway sees it."""
+
+    workers: list[WorkerStatus]
+    ratio: Ratio
+    totals: Totals
+    redis: str
+    """``up`` or ``down``."""
+
+
+def cluster_status(view: ClusterView) -> ClusterStatus:
+    """Return what clients are told of the cluster."""
+    roles = [worker.record.role for worker in view.workers]
+    return ClusterStatus(
+        [_worker(worker) for worker in sorted(view.workers, key=lambda worker: worker.worker_id)],
+        Ratio(roles.count(Role.PREFILL), roles.count(Role.DECODE)),
+        _totals(view.workers),
+        "up" if view.redis_is_up else "down",
+    )
+
+
+def kv_waste(slots: SlotCounts) -> float:
+    """Return the share of ``slots`` that holds no token."""
+    return round(1 - slots.used / slots.allocated, 6) if slots.allocated else 0.0
+
+
+def _worker(worker: WorkerView) -> WorkerStatus:
+    record = worker.record
+    return WorkerStatus(
+        id=record.worker_id,
+        role=record.role,
+        pid=record.pid,
+        epoch=record.epoch,
+        address=record.address,
+        state=record.state,
+        connected=worker.connected,
+        device=record.device,
+        running=record.load.running,
+        waiting=record.load.waiting,
+        tick_age_s=record.load.tick_age_s,
+        blocks=record.blocks,
+        slots=record.slots,
+        kv_waste=kv_waste(record.slots),
+    )
+
+
+def _totals(workers: Iterable[WorkerView]) -> Totals:
+    records = [worker.record for worker in workers]
+    blocks = [record.blocks for record in records]
+    slots = SlotCounts(sum(record.slots.allocated for record in records), sum(record.slots.used for record in records))
+    return Totals(
+        running=sum(record.load.running for record in records),
+        waiting=sum(record.load.waiting for record in records),
+        blocks=BlockCounts(
+            total=sum(count.total for count in blocks),
+            free=sum(count.free for count in blocks),
+            cached=sum(count.cached for count in blocks),
+            held=sum(count.held for count in blocks),
+            quarantined=sum(count.quarantined for count in blocks),
+        ),
+        slots=slots,
+        kv_waste=kv_waste(slots),
+    )
