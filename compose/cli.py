@@ -12,6 +12,8 @@ from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
+from compose.bench.config import BenchServeConfig
+from compose.bench.serve import bench_serve
 from compose.cache_view import (
     CacheLookupConfig,
     CacheStatsConfig,
@@ -84,6 +86,12 @@ def _cache() -> App:
     return app
 
 
+def _bench() -> App:
+    app = application("bench", "Measure a running server.")
+    app.command(command(BenchServeConfig, bench_serve), name="serve")
+    return app
+
+
 def baton() -> App:
     """Return the command line."""
     app = application("baton", "Serve a language model with separate prefill and decode workers.")
@@ -93,6 +101,7 @@ def baton() -> App:
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
     app.command(_cache())
+    app.command(_bench())
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")
