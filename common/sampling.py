@@ -57,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Further tokens that end the sequence."""
     constraint: Constraint | None = None
     """The language that the output is in; the sequence ends with the token that completes it."""
+    logprobs: int | None = None
+    """Say how likely each token was, beside so many of the most likely ones; None: do not."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     @property
     def reads_history(self) -> bool:

@@ -1,11 +1,14 @@
-"""The cluster as this gateway sees it, in the form that clients are told. Pure."""
+"""The cluster as this gateway sees it, in the form that clients are told."""
 
 from collections.abc import Iterable
 
 import msgspec
 
-from common.messages import BlockCounts, Role, SlotCounts
-from gateway.router import ClusterView, WorkerView
+from common.messages import BlockCounts, PlannerStep, Role, SlotCounts
+from gateway.cluster import Cluster
+from gateway.planner.pressure import Pressure
+from gateway.planner.runner import PlannerRunner
+from gateway.router import WorkerView
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -36,6 +39,32 @@ class Ratio(msgspec.Struct, frozen=True):
     decode: int
 
 
+class PoolPressure(msgspec.Struct, frozen=True):
+    """How hard the pools are pressed; 1 is where the target is missed."""
+
+    prefill: float
+    decode: float
+    prefill_wait: float
+    prefill_busy: float
+    kv_use: float
+    itl: float
+    admission: float
+    missing: str
+    """What cannot be known now; empty: nothing."""
+
+
+class PlannerStatus(msgspec.Struct, frozen=True):
+    """Who plans the ratio, and what was decided last."""
+
+    mode: str
+    leader: str
+    """Empty when nobody plans."""
+    home: str
+    """The ratio that an idle cluster returns to; empty when nobody plans."""
+    local_prefill_tokens: int
+    steps: tuple[PlannerStep, ...]
+
+
 class Totals(msgspec.Struct, frozen=True):
     """All workers together."""
 
@@ -51,17 +80,22 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
     workers: list[WorkerStatus]
     ratio: Ratio
+    pressure: PoolPressure
+    planner: PlannerStatus
     totals: Totals
     redis: str
     """``up`` or ``down``."""
 
 
-def cluster_status(view: ClusterView) -> ClusterStatus:
-    """Return what clients are told of the cluster."""
+def cluster_status(cluster: Cluster, planner: PlannerRunner) -> ClusterStatus:
+    """Return what clients are told of the cluster now."""
+    view = cluster.view()
     roles = [worker.record.role for worker in view.workers]
     return ClusterStatus(
         [_worker(worker) for worker in sorted(view.workers, key=lambda worker: worker.worker_id)],
         Ratio(roles.count(Role.PREFILL), roles.count(Role.DECODE)),
+        _pressure(planner.pressure()),
+        _planner(planner, cluster.limits.local_prefill_tokens),
         _totals(view.workers),
         "up" if view.redis_is_up else "down",
     )
@@ -70,6 +104,18 @@ def cluster_status(view: ClusterView) -> ClusterStatus:
 def kv_waste(slots: SlotCounts) -> float:
     """Return the share of ``slots`` that holds no token."""
     return round(1 - slots.used / slots.allocated, 6) if slots.allocated else 0.0
+
+
+def _pressure(seen: Pressure) -> PoolPressure:
+    values = {name: round(getattr(seen, name), 4) for name in PoolPressure.__struct_fields__ if name != "missing"}
+    return PoolPressure(**values, missing=seen.missing)
+
+
+def _planner(planner: PlannerRunner, local_prefill_tokens: int) -> PlannerStatus:
+    state = planner.state
+    if state is None:
+        return PlannerStatus(planner.mode, "", "", local_prefill_tokens, ())
+    return PlannerStatus(state.mode, state.leader, state.home, local_prefill_tokens, state.steps)
 
 
 def _worker(worker: WorkerView) -> WorkerStatus:

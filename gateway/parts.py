@@ -15,6 +15,8 @@ from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
+from gateway.planner.changer import RatioChanger
+from gateway.planner.runner import PlannerRunner
 from gateway.tokenizer import Tokenizer
 
 
@@ -35,6 +37,8 @@ class Parts:
     admission: Admission
     running: Running
     sampler: Sampler
+    changer: RatioChanger
+    planner: PlannerRunner
     started_at: int
     """Unix time in seconds."""
 

@@ -40,6 +40,9 @@ from gateway.model_files import read_model_files
 from gateway.parts import Parts, baton_version
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
+from gateway.planner.changer import RatioChanger
+from gateway.planner.metrics import PlannerMetrics
+from gateway.planner.runner import PlannerRunner
 from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
@@ -97,6 +100,7 @@ class GatewayServer:
             following = group.create_task(parts.services.cluster.run())
             pinning = group.create_task(self._pin_keeper(parts).run())
             sampling = group.create_task(parts.sampler.run())
+            planning = group.create_task(parts.planner.run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
@@ -105,6 +109,7 @@ class GatewayServer:
             server.should_exit = True
             await self._drain(parts, serving)
             sampling.cancel()
+            planning.cancel()
             pinning.cancel()
             following.cancel()
 
@@ -164,6 +169,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     derived.register(WorkerMetrics(cluster.view))
     derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
+    changer = RatioChanger(cluster, redis)
     services = FlowServices(
         cluster=cluster,
         redis=redis,
@@ -171,11 +177,11 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         cache=ledger,
         prefixes=PrefixLedger(),
         metrics=metrics,
-        limits=limits,
         accept_timeout_s=config.accept_timeout_s,
         max_migrations=config.max_migrations,
         reroute_wait_s=config.reroute_wait_s,
     )
+    planner = PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry))
     admission = Admission(config.max_requests, config.ttft_target, metrics)
     return Parts(
         config=config,
@@ -193,9 +199,12 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         registries=(metrics.registry, derived),
         admission=admission,
         running=Running(),
+        changer=changer,
+        planner=planner,
         sampler=Sampler(
             services,
             admission,
+            planner,
             model=config.model_name,
             version=baton_version(),
             first_words=tokenizer.first_words,

@@ -20,6 +20,7 @@ from gateway.chat_template import ChatMessage, ChatPrompt, ChatTemplate
 from gateway.detokenizer import Detokenizer, detokenizer_factory
 from gateway.errors import ContextLengthExceeded
 from gateway.model_files import ModelFiles
+from gateway.token_texts import TokenTexts
 
 INLINE_CHARACTERS = 1024
 """Texts up to this length are encoded where they are, in well under a millisecond."""
@@ -50,6 +51,8 @@ class Tokenizer:
         self._template = None
         if files.chat_template is not None:
             self._template = ChatTemplate(files.chat_template, files.special_tokens)
+        self.names = TokenTexts(self._tokenizer)
+        """What single tokens are called."""
         self._special_tokens = files.special_tokens
         self._make_detokenizer = {frozenset[str](): detokenizer_factory(self._tokenizer)}
         self._prefix = self._tokenizer.encode("").ids
@@ -116,10 +119,14 @@ class Tokenizer:
         """Return each token as the vocabulary writes it; empty for ids that it lacks."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return what ``token_ids`` say, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
     def first_words(self, token_ids: Sequence[int], max_characters: int = 80) -> str:
         """Return the beginning of what ``token_ids`` say, in one line, for people."""
-        text = " ".join(self._tokenizer.decode(list(token_ids), skip_special_tokens=True).split())
-        return text[:max_characters]
+        return " ".join(self.text_of(token_ids).split())[:max_characters]
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ways to write each of ``words``, at the beginning of a text and after a space, as tokens."""

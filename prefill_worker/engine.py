@@ -22,6 +22,7 @@ from common.messages import (
     PeerPrefix,
     Prefill,
     Role,
+    SampledToken,
     SequenceReport,
     SlotCounts,
     WorkerLoad,
@@ -32,7 +33,7 @@ from common.services import OFFER
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
-from kvstore.host.stepper import Computed
+from kvstore.host.reading import Computed
 from kvstore.outgoing import Outgoing, ReleaseReason
 from kvstore.sequence import Sequence
 from prefill_worker.intake import Intake
@@ -100,6 +101,15 @@ class PrefillEngine:
         self._intake.close()
         await self._empty.wait()
 
+    async def hand_back(self) -> None:
+        """End every lease: who waits for its blocks computes what is missing."""
+        for job in list(self._jobs.values()):
+            if job.outgoing is None:
+                self._forget(job)
+            else:
+                self._parts.transfers.close(job.task.transfer_id)
+        await self._empty.wait()
+
     def load(self, now: float) -> WorkerLoad:
         """Return the load at ``now``."""
         return WorkerLoad(
@@ -108,6 +118,7 @@ class PrefillEngine:
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
+            busy=self._stepper.meter.busy(now),
         )
 
     def slots(self) -> SlotCounts:
@@ -156,6 +167,7 @@ class PrefillEngine:
             task.num_prompt_tokens,
             task.sampling,
             self._parts.new_table(task.cache_salt),
+            task.sample_indices,
         )
         job = _Job(task, entry_id, sequence, time.monotonic() + task.remaining_s)
         self._jobs[task.transfer_id] = job
@@ -165,7 +177,7 @@ class PrefillEngine:
         if sequence.num_tokens > limit:
             self._refuse(job, InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
             return
-        if task.peer is None and task.sampling.constraint is None:
+        if (task.peer is None or sequence.wants_prompt_logprobs) and task.sampling.constraint is None:
             self._add(job)
         else:
             self._num_preparing += 1
@@ -181,7 +193,7 @@ class PrefillEngine:
         try:
             if constraint is not None:
                 job.sequence.grammar = await self._parts.model.grammars.get(constraint)
-            if peer is not None:
+            if peer is not None and not job.sequence.wants_prompt_logprobs:
                 await self._fetch(job, peer)
         except InvalidRequest as error:
             self._refuse(job, error)
@@ -276,31 +288,21 @@ class PrefillEngine:
             self._computed(result)
 
     def _computed(self, result: Computed) -> None:
-        chunk, sequence, token_id = result.chunk, result.chunk.sequence, result.token_id
+        chunk, sequence = result.chunk, result.chunk.sequence
         self._counters["prompt_tokens_computed"] += chunk.num_scheduled_tokens  # a moved sequence's output too
         job = self._by_sequence.get(sequence)
         if job is None:  # released while the step ran
             return
         assert job.outgoing is not None
+        sequence.scored(sequence.num_computed_tokens, result.prompt_logprobs)
         self._scheduler.computed(chunk)
         job.outgoing.advance(sequence.num_computed_tokens)
         if result.error is not None:
             self._fail(sequence, result.error)
-        if token_id is None:
-            return
-        self._counters["handovers"] += 1
-        job.outgoing.hand_over(
-            Handover(
-                job.task.transfer_id,
-                sequence.num_tokens,
-                token_id,
-                job.cached_tokens,
-                finish_reason(
-                    token_id, sequence.num_output_tokens + 1, sequence.sampling, is_complete=result.is_complete
-                ),
-            )
-        )
-        self._intake.finished(job.entry_id)
+        elif sequence.num_remaining_tokens == 0:
+            self._counters["handovers"] += 1
+            job.outgoing.hand_over(_handover(job, result.tokens))
+            self._intake.finished(job.entry_id)
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         job = self._by_sequence.get(sequence)
@@ -327,6 +329,22 @@ class PrefillEngine:
             self._empty.set()
         self._intake.made_room()
         self._wake.set()
+
+
+def _handover(job: _Job, tokens: tuple[SampledToken, ...]) -> Handover:
+    sequence, num_output_tokens = job.sequence, job.sequence.num_output_tokens + 1
+    ends = [
+        finish_reason(token.token_id, num_output_tokens, sequence.sampling, is_complete=token.is_complete) is not None
+        for token in tokens
+    ]
+    return Handover(
+        job.task.transfer_id,
+        sequence.num_tokens,
+        tokens,
+        job.cached_tokens,
+        has_kv=not (ends and all(ends)),
+        prompt_logprobs=None if sequence.sampling.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
+    )
 
 
 def _stage(job: _Job) -> str:

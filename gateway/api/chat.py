@@ -7,7 +7,7 @@ import msgspec
 
 from common.errors import InvalidRequest
 from gateway.api import refused
-from gateway.api.fields import CommonFields, check_common, decode
+from gateway.api.fields import MAX_LOGPROBS, CommonFields, check_common, check_range, decode
 from gateway.api.tools import ToolChoice, ToolField
 from gateway.bounds import Bounds, check_length
 from gateway.chat_template import ChatMessage, ChatPrompt
@@ -56,11 +56,18 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     """What is served of a chat completion request."""
 
     messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: list[ToolField] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See :class:`gateway.api.fields.CommonFields`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 _DECODER = msgspec.json.Decoder(ChatFields)
@@ -72,6 +79,9 @@ def parse(body: bytes, bounds: Bounds) -> ChatFields:
     fields = decode(body, _DECODER)
     _REFUSED.check(body)
     check_common(fields, bounds)
+    check_range("top_logprobs", fields.top_logprobs, 0, MAX_LOGPROBS)
+    if fields.top_logprobs and not fields.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not fields.messages:
         raise _wrong("must not be empty")
     check_length("messages", fields.messages, bounds.max_messages)

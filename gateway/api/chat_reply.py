@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from common.sampling import FinishReason
+from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
 from gateway.api.usage import Usage
 from gateway.generation import IndexedPiece
@@ -54,7 +55,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
@@ -102,7 +103,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: ChatFinish | None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
@@ -118,6 +119,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatReply:
@@ -144,13 +146,13 @@ class ChatReply:
             self._begun.add(index)
             choice = ChunkChoice(index, Delta("assistant", ""))
             found.append(self._chunk([choice], usage, self._head.prompts[index] if with_ids else UNSET))
-        deltas = self._deltas(index, part)
-        if not deltas and with_ids and part.token_ids:
+        deltas, logprobs = self._deltas(index, part), chat_logprobs(part.token_ids, part.logprobs, self._head.texts)
+        if not deltas and part.token_ids and (with_ids or logprobs):
             deltas = [Delta(content="")]
         token_ids = part.token_ids if with_ids else UNSET
         for delta in deltas:
-            found.append(self._chunk([ChunkChoice(index, delta, token_ids=token_ids)], usage))
-            token_ids = UNSET
+            found.append(self._chunk([ChunkChoice(index, delta, logprobs, token_ids=token_ids)], usage))
+            token_ids, logprobs = UNSET, None
         if part.finish is not None:
             stop_reason = UNSET if part.stop_reason is None else part.stop_reason
             finish = self._finish(part.finish, self._streams.get(index))
@@ -189,6 +191,7 @@ class ChatReply:
                 choices=choices,
                 usage=usage,
                 prompt_token_ids=head.prompts[0] if with_ids else UNSET,
+                prompt_logprobs=head.prompt_logprobs(0, answers[0]),
             )
         )
 
@@ -198,7 +201,7 @@ class ChatReply:
         return Choice(
             index,
             _message(parts),
-            None,
+            chat_logprobs(answer.token_ids, answer.logprobs, self._head.texts),
             None if answer.finish is None else self._finish(answer.finish, stream),
             UNSET if answer.stop_reason is None else answer.stop_reason,
             answer.token_ids if with_ids else UNSET,

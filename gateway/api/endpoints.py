@@ -25,7 +25,7 @@ from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
-from gateway.text_stream import TextStream
+from gateway.text_stream import NoText, TextStream
 
 
 async def chat_completions(request: Request) -> Response:
@@ -35,6 +35,7 @@ async def chat_completions(request: Request) -> Response:
     try:
         fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
+        ticket.extend(fields.num_samples - 1)
         forms = _forms(parts, fields)
         use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
         forms.check(use)
@@ -70,7 +71,7 @@ async def text_completions(request: Request) -> Response:
         fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
         given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
-        ticket.extend(len(given) - 1)
+        ticket.extend(len(given) * fields.num_samples - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
         constraint = await _constraint(parts, fields)
@@ -78,7 +79,11 @@ async def text_completions(request: Request) -> Response:
     except BaseException:
         ticket.release()
         raise
-    writer = CompletionReply(_head("cmpl", parts, fields, generation))
+    echo = None
+    if fields.echo:
+        texts = [parts.tokenizer.text_of(prompt) if isinstance(prompt, list) else prompt for prompt in given]
+        echo = [text for text in texts for _ in range(fields.num_choices)]
+    writer = CompletionReply(_head("cmpl", parts, fields, generation), echo)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -132,7 +137,9 @@ def _generation(
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
-    def make_text(sampling: SamplingParams) -> TextStream:
+    def make_text(sampling: SamplingParams) -> TextStream | NoText:
+        if fields.token_limit() == 0:
+            return NoText()
         return TextStream(
             tokenizer.detokenizer(continues=continues, shown=shown),
             stop,
@@ -145,9 +152,11 @@ def _generation(
     )
 
     jobs = [
-        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint)) for prompt in prompts
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint), fields.num_samples)
+        for prompt in prompts
     ]
-    parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
+    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+    parts.admission.check_capacity(parts.services.cluster, sizes)
     return Generation(
         parts.services,
         jobs,
@@ -162,9 +171,5 @@ def _generation(
 
 
 def _head(prefix: str, parts: Parts, fields: CommonFields, generation: Generation) -> ReplyHead:
-    return ReplyHead.new(
-        prefix,
-        parts.config.model_name,
-        return_token_ids=bool(fields.return_token_ids),
-        prompts=generation.prompts,
-    )
+    texts = parts.tokenizer.names
+    return ReplyHead.new(prefix, parts.config.model_name, texts, fields, generation.prompts)

@@ -26,6 +26,7 @@ MAX_ECHO = 200
 
 MAX_BIAS = 100
 MAX_BAD_WORD_LENGTH = 1024
+MAX_LOGPROBS = 20
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 LONE_SURROGATE = "half a surrogate pair (\\\\ud800 to \\\\udfff) is no character"
@@ -70,6 +71,33 @@ class CommonFields(StructuredFields, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    n: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt that the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to each prompt that are written."""
+        return self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to name beside each token of an answer; None: say nothing of how likely it is."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def min_token_limit(self) -> int:
+        """The least that :meth:`token_limit` may be."""
+        return 1
 
     def token_limit(self) -> int | None:
         """Return how many tokens the client allows, if it says so; the newer name goes over the older one."""
@@ -105,27 +133,32 @@ def _type_error(message: str) -> InvalidRequest:
 
 def check_common(fields: CommonFields, bounds: Bounds) -> None:
     """Raise InvalidRequest when a shared field is out of its bounds."""
-    _check_token_limit("max_tokens", fields.max_tokens)
-    _check_token_limit("max_completion_tokens", fields.max_completion_tokens)
-    _check_range("temperature", fields.temperature, 0, 2)
+    check_range("max_tokens", fields.max_tokens, fields.min_token_limit, math.inf)
+    check_range("max_completion_tokens", fields.max_completion_tokens, fields.min_token_limit, math.inf)
+    check_range("temperature", fields.temperature, 0, 2)
     _check_share("top_p", fields.top_p)
-    _check_range("top_k", fields.top_k, -1, math.inf)
-    _check_range("min_p", fields.min_p, 0, 1)
+    check_range("top_k", fields.top_k, -1, math.inf)
+    check_range("min_p", fields.min_p, 0, 1)
     _check_share("typical_p", fields.typical_p)
-    _check_range("presence_penalty", fields.presence_penalty, -2, 2)
-    _check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
+    check_range("presence_penalty", fields.presence_penalty, -2, 2)
+    check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
     if fields.repetition_penalty is not None and not 0 < fields.repetition_penalty < math.inf:
         raise InvalidRequest("repetition_penalty must be above 0 and finite", param="repetition_penalty")
     _check_lists(fields, bounds.max_list_entries)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
-    _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
+    check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
     _check_stop(fields.stop_strings(), bounds)
     check_salt(fields.cache_salt)
+    check_range("n", fields.n, 1, bounds.max_n)
+    check_range("prompt_logprobs", fields.prompt_logprobs, 0, MAX_LOGPROBS)
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 
 
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raise InvalidRequest unless ``value`` was left out or lies within its bounds."""
     if value is not None and not low <= value <= high:
         limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
         raise InvalidRequest(f"{name} must be {limit}", param=name)
@@ -142,7 +175,7 @@ def _check_lists(fields: CommonFields, limit: int) -> None:
     if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     for bias in (fields.logit_bias or {}).values():
-        _check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
     for word in fields.bad_words or ():
         if not 0 < len(word) <= MAX_BAD_WORD_LENGTH:
             raise InvalidRequest(f"bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters each", param="bad_words")
@@ -163,11 +196,6 @@ def _check_stop(stop: tuple[str, ...], bounds: Bounds) -> None:
         raise InvalidRequest("stop must not contain an empty string", param="stop")
     if any(len(text) > bounds.max_stop_length for text in stop):
         raise InvalidRequest(f"stop has a string of more than {bounds.max_stop_length} characters", param="stop")
-
-
-def _check_token_limit(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InvalidRequest(f"{name} must be at least 1", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +237,10 @@ def sampling_params(
             f"{max_model_len}",
             param="max_tokens" if fields.max_tokens == wanted else "max_completion_tokens",
         )
+    max_tokens = room if wanted is None else max(1, wanted)
+    ranks_samples = fields.num_samples > fields.num_choices
     return SamplingParams(
-        max_tokens=wanted or room,
+        max_tokens=max_tokens,
         temperature=_given(fields.temperature, 1.0),
         top_p=_given(fields.top_p, 1.0),
         top_k=max(0, _given(fields.top_k, 0)),
@@ -223,10 +253,12 @@ def sampling_params(
         logit_bias=_biases(fields.logit_bias or {}, tokens.vocab_size),
         allowed_token_ids=_token_ids("allowed_token_ids", fields.allowed_token_ids or (), tokens.vocab_size),
         bad_words=tokens.bad_words,
-        min_tokens=_min_tokens(fields, wanted or room),
+        min_tokens=_min_tokens(fields, max_tokens),
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
         constraint=constraint,
+        logprobs=0 if fields.num_logprobs is None and ranks_samples else fields.num_logprobs,
+        prompt_logprobs=fields.num_prompt_logprobs,
     )
 
 

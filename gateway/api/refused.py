@@ -18,10 +18,6 @@ _NULL = msgspec.Raw(b"null")
 
 # Each field with the values, besides null, that ask for nothing.
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "top_logprobs": (0,),
     "functions": (),
     "function_call": ("none",),
     "stop_regex": ([],),
@@ -33,7 +29,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
-    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
@@ -60,7 +55,8 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
-    "logprobs": (False,),
+    "best_of": (1,),
+    "echo": (False,),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": ("none",),
@@ -75,7 +71,7 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
 """Fields refused on chat completions."""
 
 COMPLETIONS: dict[str, tuple[Any, ...]] = _COMMON | {
-    "logprobs": (),
+    "top_logprobs": (0,),
     "tools": (),
     "tool_choice": ("none",),
     "suffix": ("",),

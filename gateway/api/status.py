@@ -53,7 +53,8 @@ async def metrics(request: Request) -> Response:
 
 async def cluster(request: Request) -> Response:
     """Return the workers, their load and their blocks."""
-    return _json(cluster_status(parts_of(request).services.cluster.view()))
+    parts = parts_of(request)
+    return _json(cluster_status(parts.services.cluster, parts.planner))
 
 
 def _json(content: msgspec.Struct) -> Response:

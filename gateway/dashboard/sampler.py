@@ -30,6 +30,7 @@ from gateway.dashboard.snapshot import (
     stages,
 )
 from gateway.flow import FlowServices
+from gateway.planner.runner import PlannerRunner
 from gateway.prefix_ledger import SharedPrefix
 
 SAMPLE_S = 1.0
@@ -55,6 +56,7 @@ class Sampler:
         self,
         services: FlowServices,
         admission: Admission,
+        planner: PlannerRunner,
         *,
         model: str,
         version: str,
@@ -62,6 +64,7 @@ class Sampler:
     ) -> None:
         self._services = services
         self._admission = admission
+        self._planner = planner
         self._model = model
         self._version = version
         self._first_words = first_words
@@ -121,7 +124,7 @@ class Sampler:
     def _encode(self, records: list[WorkerRecord]) -> Frame:
         public = Snapshot(
             point=self._points[-1],
-            cluster=cluster_status(self._services.cluster.view()),
+            cluster=cluster_status(self._services.cluster, self._planner),
             requests_in_flight=self._admission.in_flight,
             routes=route_counts(self._readings),
             stages=stages(self._readings),
