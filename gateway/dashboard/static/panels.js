@@ -66,7 +66,7 @@ function showPlanner(box, planner, pressure) {
   const [, words, pools, , steps, none] = box.children;
   const facts = [`Mode ${planner.mode}`, `prompts up to ${plural(planner.local_prefill_tokens, "token")} stay where they are decoded`];
   if (planner.home) facts.push(`home ${planner.home}`);
-  if (!planner.leader) facts.push("nobody plans now");
+  if (!planner.leader && planner.mode !== "off") facts.push("nobody plans now");
   setText(words, facts.join(" · "));
   pools.hidden = !pressure;
   if (pressure) showPressure(pools, pressure);
