@@ -13,6 +13,8 @@ from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
+from compose.bench.config import BenchServeConfig
+from compose.bench.serve import bench_serve
 from compose.cache_view import (
     CacheLookupConfig,
     CacheStatsConfig,
@@ -123,6 +125,12 @@ def _cache() -> App:
     return app
 
 
+def _bench() -> App:
+    app = application("bench", "Measure a running server.")
+    app.command(command(BenchServeConfig, bench_serve), name="serve")
+    return app
+
+
 def baton() -> App:
     """Return the command line."""
     app = application("baton", "Serve a language model with separate prefill and decode workers.")
@@ -134,6 +142,7 @@ def baton() -> App:
     app.command(command(TopConfig, top), name="top")
     app.command(_cache())
     app.command(command(DoctorConfig, doctor), name="doctor")
+    app.command(_bench())
     app.command(_ratio())
     app.command(command(TuneConfig, _tune), name="tune")
     app.command(_drain, name="drain")
