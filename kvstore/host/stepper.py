@@ -17,7 +17,8 @@ from common.errors import InternalError
 from common.model.batch import Row, build_step
 from common.model.history import TokenHistory
 from common.model.runner import ModelRunner
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from kvstore.block_table import BlockTable
 from kvstore.host.meter import StepMeter
 from kvstore.sequence import Chunk, Sequence
