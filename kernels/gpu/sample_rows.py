@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
+_PENALTY_BLOCK = 256
 
 NUMBERS = 5
 """float64 parameters of a row: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p, and a uniform number."""
@@ -121,7 +122,7 @@ def _sample_rows_kernel(
     tl.store(tokens + row, tl.where(is_finite, token, -1).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])  # it grows with the output
 def _penalise_rows_kernel(
     scores,  # [R, vocab] float64
     ids,  # [R, width] int64, each at most once in a row; -1: none
@@ -160,9 +161,8 @@ class Penalties:
 def penalise_rows(scores: Tensor, penalties: Penalties) -> None:
     """Change ``scores [R, vocab]`` float64, contiguous, in place."""
     num_rows, width = penalties.ids.shape
-    block = min(_BLOCK, triton.next_power_of_2(width))
-    _penalise_rows_kernel[(num_rows, triton.cdiv(width, block))](
-        scores, penalties.ids, penalties.counts, penalties.factors, scores.shape[1], width, BLOCK=block
+    _penalise_rows_kernel[(num_rows, triton.cdiv(width, _PENALTY_BLOCK))](
+        scores, penalties.ids, penalties.counts, penalties.factors, scores.shape[1], width, BLOCK=_PENALTY_BLOCK
     )
 
 
