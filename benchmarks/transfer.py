@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.ids import BlockId, Epoch, TransferId, WorkerId
-from common.messages import Fingerprint, Handover, HelloReply, Offer, Pull
+from common.messages import Fingerprint, Handover, HelloReply, Offer, Pull, SampledToken
 from common.model.spec import LayerSpec
 from common.rpc import Handlers, RpcServer
 from common.services import Method
@@ -93,7 +93,7 @@ async def _serve(parent: Connection, sizes: Sizes) -> None:
         num_tokens = request.have_tokens
         block_ids = [BlockId(n) for n in range(-(-num_tokens // BLOCK_SIZE))]
         outgoing = server.open(request.transfer_id, block_ids)
-        outgoing.hand_over(Handover(request.transfer_id, num_tokens, token_id=1, cached_tokens=0))
+        outgoing.hand_over(Handover(request.transfer_id, num_tokens, (SampledToken(0, 1),), cached_tokens=0))
         return Offer(request.transfer_id, identity.worker_id, EPOCH, rpc.address, outgoing.generation, 0, EPOCH)
 
     async def bare(request: Pull) -> AsyncIterator[bytes]:

@@ -4,10 +4,10 @@ Encoded by :mod:`common.wire` as a msgpack map with a ``type`` field; an unknown
 time are remaining seconds, never a clock of another machine.
 
 Session (gateway <-> decode, one bidirectional stream a pair):  Submit -> Accepted | Refused; Plan; Abort;
-    Started, then Tokens for all its sequences once a step.
+    Started, maybe PromptLogprobs, then Tokens for all its sequences once a step.
 Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
-Control (gateway -> worker, for its operator):  Drain, Inspect.
+Control (gateway -> worker, for its operator):  Drain, TakeRole, Inspect.
 Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
 Sharing (any worker -> any worker):  Borrow, then Pull -> KvFrame ..., End.   Gateway -> worker:  Keep, ResetCache.
 """
@@ -18,6 +18,7 @@ import msgspec
 
 from common.errors import ErrorDetail
 from common.ids import BlockId, Epoch, RequestId, TransferId, WorkerId
+from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason, SamplingParams
 
 PROTOCOL = 1
@@ -64,19 +65,42 @@ class PeerPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ---- session: gateway -> decode ----------------------------------------------------------------
 
 
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One of the answers to a prompt that are to be written."""
+
+    index: int
+    """Its number among them; keys its random numbers."""
+    output_ids: tuple[int, ...] = ()
+    """Its tokens that the client already has, when it moved here from another worker."""
+
+
 class Submit(Message, frozen=True):
-    """Ask a decode worker to own a sequence. It answers Accepted or Refused and computes nothing before Plan."""
+    """Ask a decode worker to own a prompt's samples. It answers Accepted or Refused, and computes nothing before Plan.
+
+    The prompt is computed once, whatever the number of samples.
+    """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
-    """Prompt, followed by the output so far when the sequence moved here from another worker."""
-    num_prompt_tokens: int
-    """How many of ``token_ids`` are the prompt; the rest are output tokens the client already has."""
+    """The prompt."""
     sampling: SamplingParams
+    samples: tuple[Sample, ...] = (Sample(0),)
+    """The answers that are not complete yet, at least one."""
     cache_salt: str = ""
     """Blocks are shared only between equal salts."""
     is_replay: bool = False
     """Work on the prompt had begun elsewhere, so its cache hits are counted already."""
+
+    @property
+    def shared_ids(self) -> tuple[int, ...]:
+        """What is computed once for all samples: the prompt, and the output so far when there is only one."""
+        return (*self.token_ids, *self.samples[0].output_ids) if len(self.samples) == 1 else self.token_ids
+
+    @property
+    def next_indices(self) -> tuple[int, ...]:
+        """The samples whose next token follows ``shared_ids``."""
+        alone = len(self.samples) == 1
+        return tuple(sample.index for sample in self.samples if alone or not sample.output_ids)
 
 
 class Plan(Message, frozen=True):
@@ -91,10 +115,12 @@ class Plan(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """The gateway no longer wants the sequence; an unknown id is ignored."""
+    """The gateway no longer wants the samples; an unknown id is ignored."""
 
     request_id: RequestId
     reason: str = ""
+    samples: tuple[int, ...] = ()
+    """Indices of the samples that are meant; empty: all."""
 
 
 SessionUp = Submit | Plan | Abort
@@ -125,8 +151,16 @@ class Started(Message, frozen=True):
     """Leading tokens found in the prefix cache of the worker that computes the prompt, and so not computed."""
 
 
+class PromptLogprobs(Message, frozen=True):
+    """How likely the prompt is, if that was asked for; sent once, before the first token of any sample."""
+
+    request_id: RequestId
+    logprobs: tuple[TokenLogprobs, ...]
+    """For each token of the prompt but the first, which nothing precedes."""
+
+
 class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What one step brought one sequence."""
+    """What one step brought one sample."""
 
     request_id: RequestId
     output_index: int
@@ -134,7 +168,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ar
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     error: ErrorDetail | None = None
-    """Set when the worker gave the sequence up; nothing follows."""
+    """Set when the worker gave the request up, with all its samples; nothing follows."""
+    sample_index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids``, if that was asked for."""
 
 
 class Tokens(Message, frozen=True):
@@ -143,7 +180,7 @@ class Tokens(Message, frozen=True):
     outputs: tuple[SequenceOutput, ...]
 
 
-SessionDown = Accepted | Refused | Started | Tokens
+SessionDown = Accepted | Refused | Started | PromptLogprobs | Tokens
 
 # ---- queue: gateway -> prefill -----------------------------------------------------------------
 
@@ -154,6 +191,7 @@ class Prefill(Message, frozen=True):
     request_id: RequestId
     transfer_id: TransferId
     token_ids: tuple[int, ...]
+    """What all samples have in common: the prompt, followed by the output so far when there is only one."""
     num_prompt_tokens: int
     sampling: SamplingParams
     decode_worker: WorkerId
@@ -166,6 +204,8 @@ class Prefill(Message, frozen=True):
     """From whom a prefix may be pulled that the prefill worker lacks."""
     is_replay: bool = False
     """As in Submit."""
+    sample_indices: tuple[int, ...] = (0,)
+    """Samples whose next token follows ``token_ids``; none when each of them has further tokens."""
 
 
 # ---- control -----------------------------------------------------------------------------------
@@ -305,6 +345,17 @@ class Drain(Message, frozen=True):
     epoch: Epoch
 
 
+class TakeRole(Message, frozen=True):
+    """Take nothing new, let running work end or move, then work in ``role`` under a new epoch."""
+
+    epoch: Epoch
+    role: Role
+    drain_s: float
+    """Seconds that running work gets."""
+    fence: int
+    """Number under which the sender may change roles; one below the highest seen is refused."""
+
+
 class Inspect(Message, frozen=True):
     """Say what is held, and whether the books balance."""
 
@@ -378,16 +429,30 @@ class KvFrame(msgspec.Struct, frozen=True):
     """``len(block_ids) * block_bytes`` bytes."""
 
 
+class SampledToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The next token of one sample."""
+
+    sample_index: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    """Set if it was asked for."""
+    is_complete: bool = False
+    """It completes the sample's constraint."""
+
+
 class Handover(Message, frozen=True):
-    """The next token, sampled by the prefill worker; sent as soon as it is known, maybe before the last frames."""
+    """The next tokens, sampled by the prefill worker; sent as soon as they are known, maybe before the last frames."""
 
     transfer_id: TransferId
     num_tokens: int
     """Tokens whose KV the transfer covers."""
-    token_id: int
+    tokens: tuple[SampledToken, ...]
+    """The token after them, of each sample that asked for it."""
     cached_tokens: int
-    finish: FinishReason | None = None
-    """Set when this token ends the answer; then no KV follows."""
+    has_kv: bool = True
+    """False when every one of ``tokens`` ends its answer, so that no KV is needed and none follows."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """As in PromptLogprobs."""
 
 
 class End(Message, frozen=True):
@@ -434,6 +499,45 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since the step loop last turned while work exists; 0 when idle."""
     pull_tokens_per_s: float = 0.0
     """Measured tokens a second of blocks pulled from other workers; 0 until measured."""
+    busy: float = 0.0
+    """Share of the last seconds in which a step ran."""
+    itl_s: float = 0.0
+    """Seconds between two tokens of a sequence, a mean of the last ones; 0 while nothing decodes."""
+    admission_wait_s: float = 0.0
+    """Seconds for which the sequence that has waited longest for room has waited."""
+
+
+# ---- planner: gateway -> gateways, in Redis ----------------------------------------------------
+
+
+class PlannerStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One decision of the planner: to do something, or to hold for another reason than before."""
+
+    at_s: int
+    """Unix time."""
+    action: str
+    reason: str
+    ratio: str
+    """Before it."""
+    prefill: float
+    """Smoothed pressure of the prefill pool; 1 is where the target is missed."""
+    decode: float
+    donor_after: float
+    """Predicted pressure of the pool that gives a worker; 0 where none was considered."""
+    local_prefill_tokens: int
+    outcome: str
+    """``advised``, ``begun``, ``done``, or why it failed; empty for a hold."""
+
+
+class PlannerState(Message, frozen=True):
+    """What the gateway that plans has decided, for all gateways to follow and to show."""
+
+    leader: str
+    mode: str
+    home: str
+    local_prefill_tokens: int
+    steps: tuple[PlannerStep, ...]
+    """The last ones, oldest first."""
 
 
 QUEUE_RESETS = "queue_resets"

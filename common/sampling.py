@@ -10,6 +10,8 @@ import struct
 
 import msgspec
 
+from common.constraint import Constraint
+
 
 class FinishReason(enum.StrEnum):
     """Why a sequence ended, as clients see it."""
@@ -53,6 +55,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the sequence."""
+    constraint: Constraint | None = None
+    """The language that the output is in; the sequence ends with the token that completes it."""
+    logprobs: int | None = None
+    """Say how likely each token was, beside so many of the most likely ones; None: do not."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     @property
     def reads_history(self) -> bool:
@@ -71,9 +79,14 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return (word >> 11) / 2**53
 
 
-def finish_reason(token_id: int, num_output_tokens: int, params: SamplingParams) -> FinishReason | None:
-    """Say whether the sequence ends with ``token_id``, its ``num_output_tokens``-th output token."""
-    if token_id in params.eos_token_ids or token_id in params.stop_token_ids:
+def finish_reason(
+    token_id: int, num_output_tokens: int, params: SamplingParams, *, is_complete: bool = False
+) -> FinishReason | None:
+    """Say whether the sequence ends with ``token_id``, its ``num_output_tokens``-th output token.
+
+    ``is_complete`` when the sequence's constraint allows nothing after it.
+    """
+    if is_complete or token_id in params.eos_token_ids or token_id in params.stop_token_ids:
         return FinishReason.STOP
     if num_output_tokens >= params.max_tokens:
         return FinishReason.LENGTH

@@ -1,15 +1,20 @@
 """The decode role: owns sequences, pulls or computes their prompts, and writes their answers.
 
 Life of a sequence: accepted (its gateway has Accepted) -> planned, local or remote -> has its blocks, from its own
-prefix cache, by pulling and by computing -> one token a step -> finished, aborted or failed. Everything but the steps
-runs on the event loop. Blocks that a running step or a pull may still write to are given back when that has ended.
+prefix cache, by pulling and by computing -> one token a step -> finished, aborted or failed. Of several samples of a
+prompt, the prompt goes this way as a sequence of its own; when it is computed the samples fork from it, and it ends.
+Everything but the steps runs on the event loop. Blocks that a running step or a pull may still write to are given back
+when that has ended.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
+from common.constraint import Constraint
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
+from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
 from common.messages import (
     Abort,
@@ -22,7 +27,7 @@ from common.messages import (
     PlanKind,
     Refused,
     Role,
-    SequenceOutput,
+    SampledToken,
     SequenceReport,
     SessionDown,
     SessionUp,
@@ -32,7 +37,7 @@ from common.messages import (
     WorkerLoad,
 )
 from common.rpc import Handlers
-from common.sampling import finish_reason
+from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
@@ -40,7 +45,7 @@ from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
-from kvstore.host.stepper import Computed
+from kvstore.host.reading import Computed
 from kvstore.outgoing import ReleaseReason
 from kvstore.sequence import Sequence
 from kvstore.transfer_client import PullOutcome
@@ -65,9 +70,14 @@ class DecodeEngine:
         )
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
+        self._compiling: dict[RequestId, asyncio.Task[None]] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
+        self._sessions: set[Outbox] = set()
         self._draining = False
+        self._over = False
+        self._all_released = asyncio.Event()
+        self._all_released.set()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -81,6 +91,7 @@ class DecodeEngine:
                 "pulled_tokens",
                 "stale_offers",
                 "refused",
+                "forks",
             ),
             0,
         )
@@ -102,6 +113,15 @@ class DecodeEngine:
         self._draining = True
         await self._empty.wait()
 
+    async def hand_back(self) -> None:
+        """Give up every sequence, so that its gateway moves it, and end the sessions."""
+        for request in list(self._requests.values()):
+            self._fail(request.sequence, Unavailable("the decode worker takes another role"))
+        self._over = True
+        for outbox in self._sessions:
+            outbox.close()
+        await self._all_released.wait()
+
     def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
         """A decode worker hands nothing over; what it lends is the lender's."""
 
@@ -113,7 +133,15 @@ class DecodeEngine:
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
+            busy=self._stepper.meter.busy(now),
+            itl_s=self._stepper.meter.itl_s,
+            admission_wait_s=self._admission_wait_s(now),
         )
+
+    def _admission_wait_s(self, now: float) -> float:
+        waiting = self._scheduler.first_without_room()
+        since = None if waiting is None else self._by_sequence[waiting].ready_at
+        return 0.0 if since is None else max(0.0, now - since)
 
     def slots(self) -> SlotCounts:
         """Return the slots of all sequences' blocks, and how many hold a token or will when it is computed."""
@@ -151,13 +179,17 @@ class DecodeEngine:
     async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncGenerator[SessionDown, None]:
         """Serve one gateway until it goes; then whatever it had here is aborted."""
         outbox = Outbox()
+        self._sessions.add(outbox)
         reader = asyncio.create_task(self._read(messages, outbox))
         try:
             async for message in outbox.messages():
                 yield message
-            await reader
+            if not self._over:
+                await reader
         finally:
             reader.cancel()
+            outbox.close()
+            self._sessions.discard(outbox)
             for request in [request for request in self._requests.values() if request.outbox is outbox]:
                 self._leave(request)
 
@@ -165,29 +197,45 @@ class DecodeEngine:
         try:
             async for message in messages:
                 match message:
+                    case Submit(sampling=SamplingParams(constraint=Constraint() as constraint)):
+                        self._compiling[message.request_id] = self._group.create_task(
+                            self._submit_constrained(message, constraint, outbox)
+                        )
                     case Submit():
                         self._submit(message, outbox)
                     case Plan():
                         self._planned(message)
                     case Abort():
-                        self._aborted(message.request_id)
+                        self._aborted(message)
         finally:
             outbox.close()
 
-    def _submit(self, submit: Submit, outbox: Outbox) -> None:
+    async def _submit_constrained(self, submit: Submit, constraint: Constraint, outbox: Outbox) -> None:
+        """Take a sequence once its grammar is compiled, unless it is aborted until then."""
+        try:
+            grammar = await self._parts.model.grammars.get(constraint)
+            if not outbox.is_closed:
+                self._submit(submit, outbox, grammar)
+        except InvalidRequest as error:
+            outbox.put(Refused(submit.request_id, to_detail(error)))
+        finally:
+            self._compiling.pop(submit.request_id, None)
+
+    def _submit(self, submit: Submit, outbox: Outbox, grammar: Grammar | None = None) -> None:
         refusal = self._refusal(submit)
         if refusal is not None:
             self._counters["refused"] += 1
             outbox.put(Refused(submit.request_id, to_detail(refusal)))
             return
-        table = self._parts.new_table(submit.cache_salt)
-        sequence = Sequence(submit.request_id, list(submit.token_ids), submit.num_prompt_tokens, submit.sampling, table)
-        request = Request(submit.request_id, sequence, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
+        request = Request.new(submit, lambda: self._parts.new_table(submit.cache_salt), outbox, grammar)
+        sequence = request.sequence
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
         self._empty.clear()
+        self._all_released.clear()
         self._scheduler.add(sequence)
-        outbox.put(Accepted(submit.request_id, table.cached_prefix(submit.token_ids)))
+        cached_tokens = 0 if sequence.wants_prompt_logprobs else sequence.table.cached_prefix(sequence.token_ids)
+        outbox.put(Accepted(submit.request_id, cached_tokens))
 
     def _refusal(self, submit: Submit) -> BatonError | None:
         limit, config = self._parts.model.spec.max_model_len, self._parts.config
@@ -195,8 +243,10 @@ class DecodeEngine:
             return Unavailable("the decode worker is draining", retry_after_s=RETRY_AFTER_S)
         if submit.request_id in self._requests:
             return InvalidRequest("the request is here already")
-        if not submit.token_ids or submit.num_prompt_tokens + submit.sampling.max_tokens > limit:
+        if not submit.token_ids or len(submit.token_ids) + submit.sampling.max_tokens > limit:
             return InvalidRequest(f"prompt and max_tokens must be between 1 and {limit} tokens together")
+        if not 1 <= len({sample.index for sample in submit.samples}) == len(submit.samples) <= config.max_num_seqs:
+            return InvalidRequest(f"there may be 1 to {config.max_num_seqs} different samples of a prompt", param="n")
         if len(self._requests) >= config.max_num_seqs + config.max_waiting:
             return Overloaded("the decode worker's queue is full", retry_after_s=RETRY_AFTER_S)
         return None
@@ -213,7 +263,8 @@ class DecodeEngine:
                 self._expected.add(plan.transfer_id, request)
                 self._scheduler.expect(request.sequence)
             return
-        if plan.peer is not None and self._scheduler.stage(request.sequence) is Stage.HELD:
+        wants_cache = not request.sequence.wants_prompt_logprobs
+        if plan.peer is not None and wants_cache and self._scheduler.stage(request.sequence) is Stage.HELD:
             self._group.create_task(self._fetch(request, plan, plan.peer))
         else:
             self._compute_here(request)
@@ -237,12 +288,18 @@ class DecodeEngine:
             self._parts.puller.cancel(request.offer, "computed by the decode worker")
         self._forget_transfer(request)
         self._scheduler.compute_here(request.sequence)
+        request.ready_at = time.monotonic()
         self._wake.set()
 
-    def _aborted(self, request_id: RequestId) -> None:
-        request = self._requests.get(request_id)
-        if request is not None:
-            self._leave(request)
+    def _aborted(self, abort: Abort) -> None:
+        if abort.request_id in self._compiling:
+            self._compiling[abort.request_id].cancel()
+        request = self._requests.get(abort.request_id)
+        if request is None:
+            return
+        for index in abort.samples or tuple(request.samples):
+            if index in request.samples:
+                self._end_sample(request, index)
 
     # ---- prefill workers ----
 
@@ -258,6 +315,7 @@ class DecodeEngine:
         self._start(request, offer.cached_tokens, count=False)
         if request.wants_kv:
             self._scheduler.offered(request.sequence)
+            request.ready_at = time.monotonic()
             self._wake.set()
         else:  # the prefill worker's token is the last one: take it, and no blocks
             self._begin_pull(request, request.sequence.num_tokens)
@@ -277,8 +335,14 @@ class DecodeEngine:
         self._pull_ended(request, offer, outcome)
 
     def _handed_over(self, request: Request, handover: Handover) -> None:
-        if not request.gone and request.sequence.num_tokens == handover.num_tokens:
-            self._append(request, handover.token_id)
+        sequence = request.sequence
+        if request.gone or sequence.num_tokens != handover.num_tokens:
+            return
+        if handover.prompt_logprobs is not None and sequence.wants_prompt_logprobs:
+            sequence.scored(0, handover.prompt_logprobs)
+        if sequence.num_forks:
+            sequence.sample_indices = ()  # all that it was to sample has come
+        self._append(request, handover.tokens, handover.num_tokens)
 
     def _pull_ended(self, request: Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
@@ -295,6 +359,7 @@ class DecodeEngine:
         self._forget_transfer(request)
         if self._scheduler.stage(request.sequence) is Stage.PULLING:
             self._scheduler.pulled(request.sequence, outcome.num_tokens)
+            self._fork_if_computed(request)
         else:  # only the token was wanted, and it did not come
             self._scheduler.compute_here(request.sequence)
         self._wake.set()
@@ -310,6 +375,8 @@ class DecodeEngine:
     async def _step_loop(self) -> None:
         while True:
             step = self._scheduler.schedule()
+            for copy in step.copies:  # before anything else can happen to their blocks
+                self._parts.model.storage.copy(copy.src, copy.dst)
             for slot in step.started:
                 self._start(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens, count=True)
             for slot in step.pulls:
@@ -334,14 +401,27 @@ class DecodeEngine:
             self._computed(result)
 
     def _computed(self, result: Computed) -> None:
-        chunk, token_id = result.chunk, result.token_id
+        chunk, sequence = result.chunk, result.chunk.sequence
         self._counters["prompt_tokens_computed"] += chunk.num_prompt_tokens
-        request = self._by_sequence.get(chunk.sequence)
+        request = self._by_sequence.get(sequence)
         if request is None or request.gone:  # aborted while the step ran
             return
+        sequence.scored(sequence.num_computed_tokens, result.prompt_logprobs)
         self._scheduler.computed(chunk)
-        if token_id is not None:
-            self._append(request, token_id)
+        if result.error is not None:
+            self._fail(sequence, result.error)
+            return
+        self._fork_if_computed(request)
+        self._append(request, result.tokens, sequence.num_tokens)
+
+    def _fork_if_computed(self, request: Request) -> None:
+        """Let the samples go on from their prompt if that is computed; it ends with it."""
+        prompt = request.sequence
+        if prompt.num_forks and not prompt.num_remaining_tokens and prompt in self._by_sequence:
+            self._scheduler.fork(prompt, request.samples.values())
+            self._by_sequence |= dict.fromkeys(request.samples.values(), request)
+            self._counters["forks"] += len(request.samples)
+            self._drop(prompt)
 
     def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
@@ -358,32 +438,40 @@ class DecodeEngine:
             )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
-    def _append(self, request: Request, token_id: int) -> None:
-        sequence = request.sequence
-        output_index = sequence.num_output_tokens
-        sequence.token_ids.append(token_id)
-        self._counters["generation_tokens"] += 1
-        finish = finish_reason(token_id, output_index + 1, sequence.sampling)
-        request.outbox.put_output(SequenceOutput(request.request_id, output_index, (token_id,), finish))
-        if finish is not None:
-            self._leave(request, finished=True)
+    def _append(self, request: Request, tokens: Iterable[SampledToken], num_tokens: int) -> None:
+        request.report_prompt()
+        for token in tokens:
+            sequence = request.samples.get(token.sample_index)
+            if sequence is not None and sequence.num_tokens == num_tokens:  # else it has the token already
+                self._counters["generation_tokens"] += 1
+                if request.append(sequence, token) is not None:
+                    self._end_sample(request, token.sample_index, finished=True)
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         request = self._by_sequence.get(sequence)
         if request is not None and not request.gone:
-            output = SequenceOutput(request.request_id, sequence.num_output_tokens, (), None, to_detail(error))
-            request.outbox.put_output(output)
+            request.report_failure(error)
             self._leave(request)
 
     # ---- going out ----
 
+    def _end_sample(self, request: Request, index: int, *, finished: bool = False) -> None:
+        """One sample is over; with the last one the request is."""
+        if len(request.samples) == 1:
+            self._leave(request, finished=finished)
+            return
+        sequence = request.samples.pop(index)
+        if sequence in self._by_sequence:
+            self._drop(sequence)
+
     def _leave(self, request: Request, *, finished: bool = False) -> None:
-        """The sequence is over; give its blocks back, now or when nothing can write to them any more."""
+        """All samples are over; give their blocks back, now or when nothing can write to them any more."""
         if request.gone:
             return
         request.gone = True
         del self._requests[request.request_id]
-        self._scheduler.retire(request.sequence)
+        for sequence in self._sequences_of(request):
+            self._scheduler.retire(sequence)
         if request.pull is not None:
             if not finished and request.offer is not None:  # a finished one ends by itself with the last token
                 self._parts.puller.stop(request.offer)
@@ -397,10 +485,22 @@ class DecodeEngine:
             self._empty.set()
 
     def _release(self, request: Request) -> None:
-        sequence = request.sequence
-        del self._by_sequence[sequence]
+        for sequence in self._sequences_of(request):
+            self._drop(sequence)
         self._parts.model.pool.end_quarantine(request.quarantined)
+
+    def _sequences_of(self, request: Request) -> list[Sequence]:
+        """Return the request's sequences that are here: the first, or the samples that have forked from it."""
+        sequences = dict.fromkeys((request.sequence, *request.samples.values()))
+        return [sequence for sequence in sequences if sequence in self._by_sequence]
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Forget a sequence, and give its blocks back when no step can write to them."""
+        self._scheduler.retire(sequence)
+        del self._by_sequence[sequence]
         self._stepper.release(sequence.table, sequence)
+        if not self._by_sequence:
+            self._all_released.set()
         self._wake.set()
 
 

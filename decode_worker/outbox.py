@@ -27,6 +27,11 @@ class Outbox:
         self._outputs.append(output)
         self._ready.set()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody waits for more."""
+        return self._closed
+
     def close(self) -> None:
         """End the stream once everything was sent."""
         self._closed = True

@@ -1,12 +1,17 @@
-"""An accepted sequence of a decode worker, and the transfers that such sequences wait for."""
+"""An accepted prompt of a decode worker with its samples, and the transfers that such prompts wait for."""
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.errors import BatonError, to_detail
+from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
-from common.messages import Offer, Plan
+from common.messages import Offer, Plan, PromptLogprobs, SampledToken, SequenceOutput, Submit
+from common.sampling import FinishReason, finish_reason
 from decode_worker.outbox import Outbox
+from kvstore.block_table import BlockTable
 from kvstore.sequence import Sequence
 
 PLAN_WAIT_S = 2.0
@@ -18,10 +23,13 @@ _NUM_REMEMBERED = 1024
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One accepted sequence and where its answer goes. Owned by the decode engine."""
+    """One accepted prompt with its samples, and where their tokens go. Owned by the decode engine."""
 
     request_id: RequestId
     sequence: Sequence
+    """What is pulled or computed first: the only sample, or the prompt that several fork from."""
+    samples: dict[int, Sequence]
+    """The samples that are not over, by their indices."""
     outbox: Outbox
     transfer_id: TransferId | None = None
     offer: Offer | None = None
@@ -33,7 +41,11 @@ class Request:
     """Its cache hits are counted already."""
     fetched_tokens: int = 0
     """Tokens of the prefix that were just pulled from a peer."""
+    ready_at: float | None = None
+    """When it lacked nothing but room to begin; monotonic seconds."""
     started: bool = False
+    prompt_reported: bool = False
+    """Its prompt's log probabilities were sent."""
     gone: bool = False
     """Finished, aborted or failed; only its blocks are still waited for."""
     quarantined: list[BlockId] = field(default_factory=list)
@@ -41,8 +53,68 @@ class Request:
 
     @property
     def wants_kv(self) -> bool:
-        """Whether anything follows the token that a prefill worker samples."""
-        return self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens
+        """Whether anything follows the tokens that a prefill worker samples."""
+        return not self.sequence.sample_indices or (
+            self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens
+        )
+
+    @classmethod
+    def new(
+        cls, submit: Submit, new_table: Callable[[], BlockTable], outbox: Outbox, grammar: Grammar | None
+    ) -> "Request":
+        """Return the request for ``submit``, nothing of it computed; its output must follow ``grammar``."""
+        prompt = submit.token_ids
+
+        def sequence(token_ids: tuple[int, ...], indices: tuple[int, ...], num_forks: int = 0) -> Sequence:
+            return Sequence(
+                submit.request_id,
+                list(token_ids),
+                len(prompt),
+                submit.sampling,
+                new_table(),
+                indices,
+                num_forks,
+                grammar=grammar,
+            )
+
+        samples = {one.index: sequence((*prompt, *one.output_ids), (one.index,)) for one in submit.samples}
+        if len(samples) == 1:
+            (first,) = samples.values()
+        else:
+            first = sequence(submit.shared_ids, submit.next_indices, len(samples))
+        return cls(submit.request_id, first, samples, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
+
+    def append(self, sequence: Sequence, token: SampledToken) -> FinishReason | None:
+        """Give a sample its next token and report it; return why the sample ends with it, if it does."""
+        output_index = sequence.num_output_tokens
+        sequence.token_ids.append(token.token_id)
+        finish = finish_reason(token.token_id, output_index + 1, sequence.sampling, is_complete=token.is_complete)
+        self.outbox.put_output(
+            SequenceOutput(
+                self.request_id,
+                output_index,
+                (token.token_id,),
+                finish,
+                sample_index=token.sample_index,
+                logprobs=() if token.logprobs is None else (token.logprobs,),
+            )
+        )
+        return finish
+
+    def report_prompt(self) -> None:
+        """Report the prompt's log probabilities, once, when they were asked for and are complete."""
+        prompt = self.sequence
+        asked = prompt.sampling.prompt_logprobs is not None
+        if asked and not self.prompt_reported and not prompt.wants_prompt_logprobs:
+            self.prompt_reported = True
+            self.outbox.put(PromptLogprobs(self.request_id, tuple(prompt.prompt_logprobs)))
+
+    def report_failure(self, error: BatonError) -> None:
+        """Report that the request is given up, with all its samples."""
+        index, sequence = next(iter(self.samples.items()))
+        self.outbox.put_output(
+            SequenceOutput(self.request_id, sequence.num_output_tokens, (), None, to_detail(error), sample_index=index)
+        )
 
 
 class ExpectedTransfers:

@@ -4,15 +4,18 @@ A step first takes one token of every decoding sequence, then fills what is left
 prompts that this worker computes itself (Sarathi-Serve, section 4), then admits waiting sequences. A sequence takes a
 block when it crosses a block boundary. When the pool is full, the latest arrival is preempted: its blocks go back, and
 it is computed again later from its tokens (its full blocks stay in the prefix cache while nobody needs them).
+Samples fork from their prompt and share its blocks; who writes into a shared one first gets a copy of it.
 
 Pure: knows no clock, no model and no transfer. What is in flight on the compute thread is the engine's concern: blocks
 of a sequence that leaves are given to ``retire``, and the engine releases them when no running step can write to them.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.block_pool import BlockPool
+from kvstore.block_table import BlockCopy
 from kvstore.sequence import Chunk, Sequence
 
 MAX_BYPASS = 16
@@ -47,12 +50,13 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One decision. ``chunks`` are computed together; ``pulls`` got blocks and wait for their bytes; ``started`` got
-    blocks and are computed here; ``preempted`` lost theirs."""
+    blocks and are computed here; ``preempted`` lost theirs. ``copies`` are to be made before all that, in order."""
 
     chunks: tuple[Chunk, ...]
     pulls: tuple[Slot, ...]
     started: tuple[Slot, ...]
     preempted: tuple[Slot, ...]
+    copies: tuple[BlockCopy, ...]
 
 
 class DecodeScheduler:
@@ -91,6 +95,10 @@ class DecodeScheduler:
     def num_waiting(self) -> int:
         """Sequences accepted and not running."""
         return len(self._slots) - self.num_running
+
+    def first_without_room(self) -> Sequence | None:
+        """Return the sequence that came first of those that only wait for room here."""
+        return next((slot.sequence for slot in self._in(Stage.WAITING, Stage.OFFERED)), None)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -131,11 +139,12 @@ class DecodeScheduler:
     def pulled(self, sequence: Sequence, num_tokens: int) -> None:
         """The pull has ended with ``num_tokens`` valid leading tokens; what is missing is computed here.
 
-        The last token's KV does not count when the token after it did not come: its logits are needed.
+        The last token's KV does not count while somebody waits for the token after it: its logits are needed.
         """
         slot = self._slots[sequence]
         if slot.stage is Stage.PULLING:
-            sequence.num_computed_tokens = min(num_tokens, sequence.num_tokens - 1)
+            most = sequence.num_tokens - 1 if sequence.sample_indices else sequence.num_tokens
+            sequence.num_computed_tokens = 0 if sequence.wants_prompt_logprobs else min(num_tokens, most)
             sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
             slot.stage = Stage.RUNNING
 
@@ -144,6 +153,13 @@ class DecodeScheduler:
         sequence = chunk.sequence
         sequence.num_computed_tokens += chunk.num_scheduled_tokens
         sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
+
+    def fork(self, prompt: Sequence, samples: Iterable[Sequence]) -> None:
+        """Let ``samples``, which begin with the computed ``prompt``, go on with its blocks; ``prompt`` itself stays."""
+        for sample in samples:
+            sample.table = prompt.table.fork()
+            sample.num_computed_tokens = prompt.num_computed_tokens
+            self._slots[sample] = Slot(sample, self._slots[prompt].arrival, Stage.RUNNING)
 
     def retire(self, sequence: Sequence) -> None:
         """Forget ``sequence``; unknown is fine. Its blocks are left to the caller."""
@@ -155,7 +171,7 @@ class DecodeScheduler:
 
     def schedule(self) -> DecodeStep:
         """Decide one step: grow what decodes (preempting if need be), chunk what prefills, admit what fits."""
-        preempted = self._grow_decoding()
+        preempted, copies = self._grow_decoding()
         pulls, started = self._admit()
         running = self._in(Stage.RUNNING)
         decoding = [slot for slot in running if slot.sequence.num_remaining_tokens == 1]
@@ -164,26 +180,29 @@ class DecodeScheduler:
         for slot in running:
             remaining = slot.sequence.num_remaining_tokens
             if remaining > 1 and budget > 0:
-                chunks.append(Chunk(slot.sequence, min(budget, remaining)))
+                chunks.append(Chunk(slot.sequence, min(budget, remaining, slot.sequence.max_chunk_tokens)))
                 budget -= chunks[-1].num_scheduled_tokens
-        return DecodeStep(tuple(chunks), tuple(pulls), tuple(started), tuple(preempted))
+        return DecodeStep(tuple(chunks), tuple(pulls), tuple(started), tuple(preempted), tuple(copies))
 
     def _in(self, *stages: Stage) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.stage in stages]
 
-    def _grow_decoding(self) -> list[Slot]:
+    def _grow_decoding(self) -> tuple[list[Slot], list[BlockCopy]]:
         preempted: list[Slot] = []
+        copies: list[BlockCopy] = []
         for slot in self._in(Stage.RUNNING):  # in order of arrival: the latest pays first
             while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
                 victim = self._in(Stage.RUNNING)[-1]
                 self._preempt(victim)
                 preempted.append(victim)
             if slot.stage is Stage.RUNNING:
-                slot.sequence.table.grow(slot.sequence.num_tokens)
-        return preempted
+                copies += _own_blocks(slot.sequence)
+        return preempted, copies
 
     def _can_grow(self, sequence: Sequence) -> bool:
-        return sequence.table.blocks_needed(sequence.num_tokens) <= self._pool.num_available
+        table = sequence.table
+        num_copies = int(table.is_shared(sequence.num_computed_tokens))
+        return table.blocks_needed(sequence.num_tokens) + num_copies <= self._pool.num_available
 
     def _preempt(self, slot: Slot) -> None:
         slot.sequence.table.release()
@@ -196,16 +215,16 @@ class DecodeScheduler:
         pulls: list[Slot] = []
         started: list[Slot] = []
         passed: list[Slot] = []
-        num_running = len(self._in(Stage.RUNNING, Stage.PULLING))
+        num_running = sum(_width(slot.sequence) for slot in self._in(Stage.RUNNING, Stage.PULLING))
         for slot in self._in(Stage.WAITING, Stage.OFFERED):
-            if num_running >= self._max_num_seqs:
+            if num_running + _width(slot.sequence) > self._max_num_seqs:
                 break
             if not self._take_blocks(slot.sequence, num_running):
                 passed.append(slot)
                 if slot.num_bypassed >= MAX_BYPASS or len(passed) == MAX_LOOKAHEAD:
                     break
                 continue
-            num_running += 1
+            num_running += _width(slot.sequence)
             for blocked in passed:
                 blocked.num_bypassed += 1
             if slot.stage is Stage.OFFERED:
@@ -223,10 +242,23 @@ class DecodeScheduler:
         preempted at once.
         """
         table = sequence.table
-        sequence.num_computed_tokens = table.adopt_prefix(sequence.token_ids)
+        sequence.adopt_prefix()
         if table.blocks_needed(sequence.num_tokens) + num_running > self._pool.num_available:
             table.release()
             sequence.num_computed_tokens = 0
             return False
         table.grow(sequence.num_tokens)
         return True
+
+
+def _width(sequence: Sequence) -> int:
+    """Return how many sequences run when ``sequence`` does, those that will fork from it in its stead."""
+    return max(1, sequence.num_forks)
+
+
+def _own_blocks(sequence: Sequence) -> list[BlockCopy]:
+    """Let ``sequence`` have a block of its own for each token that is not computed; return the copies to make first."""
+    table = sequence.table
+    copy = table.copy_on_write(sequence.num_computed_tokens) if table.is_shared(sequence.num_computed_tokens) else None
+    table.grow(sequence.num_tokens)
+    return [] if copy is None else [copy]

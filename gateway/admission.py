@@ -1,4 +1,4 @@
-"""The door: how many prompts are served at a time, whether the cluster can take more, and whether any are taken."""
+"""The door: how many answers are written at a time, whether the cluster can take more, and whether any are taken."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ RETRY_AFTER_S = 1.0
 
 
 class Admission:
-    """Counts the prompts in flight. Owned by the gateway; full means refused, nothing waits here."""
+    """Counts the answers in flight. Owned by the gateway; full means refused, nothing waits here."""
 
     def __init__(self, max_requests: int, ttft_target_s: float, metrics: Metrics) -> None:
         self.backlog = Backlog()
@@ -24,7 +24,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Prompts in flight."""
+        """Answers in flight."""
         return self._in_flight
 
     def enter(self) -> "Ticket":
@@ -36,8 +36,9 @@ class Admission:
         ticket.extend(1)
         return ticket
 
-    def check_capacity(self, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> None:
-        """Raise Overloaded unless the cluster can take prompts of these (prompt tokens, answer tokens at most)."""
+    def check_capacity(self, cluster: Cluster, sizes: Sequence[tuple[int, int, int]]) -> None:
+        """Raise Overloaded unless the cluster can take prompts of these (prompt tokens, tokens of an answer at most,
+        answers)."""
         view, needed = cluster.view(), sum(self.backlog.expected(*size) for size in sizes)
         try:
             check_time(view, cluster.limits, self.backlog, self._ttft_target_s)
@@ -55,7 +56,7 @@ class Admission:
         if self._in_flight + places > self._max_requests:
             self._metrics.rejected.labels("max_requests").inc()
             raise Overloaded(
-                f"{self._max_requests} prompts are being served already, which is the limit",
+                f"{self._max_requests} answers are being written already, which is the limit",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._in_flight += places
@@ -70,7 +71,7 @@ class Admission:
         """Raise InvalidRequest when not even an idle gateway has so many places."""
         if places > self._max_requests:
             raise InvalidRequest(
-                f"prompt has {places} entries; at most {self._max_requests} can be served", param="prompt"
+                f"{places} answers are asked for; at most {self._max_requests} can be written at a time", param="prompt"
             )
 
 

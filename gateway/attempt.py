@@ -1,6 +1,7 @@
-"""One decode worker's try at a sequence: its answer to Submit, then news of the prompt, then of the end.
+"""One decode worker's try at a prompt's samples: its answer to Submit, then news of the prompt, then of the end.
 
-The start and the output go straight to the flow's callbacks; for everything else the flow waits here.
+The start, the prompt's log probabilities and the output go straight to the flow's callbacks; for everything else the
+flow waits here.
 """
 
 import asyncio
@@ -9,34 +10,37 @@ from collections.abc import Callable
 
 from common.errors import BatonError, from_detail
 from common.ids import RequestId
+from common.logprobs import TokenLogprobs
 from common.messages import Plan, SequenceOutput, Submit
 from gateway.router import PlanChoice, WorkerView
 from gateway.session import DecodeSession
 
 
 class Stage(enum.IntEnum):
-    """How far a sequence has come on its decode worker."""
+    """How far a prompt has come on its decode worker."""
 
     SUBMITTED = 0  # neither accepted nor refused
     ACCEPTED = 1  # the worker owns it
     STARTED = 2  # its prompt is being computed
     WRITING = 3  # the first token has come
-    FLOWING = 4  # a further token has come: the prompt's KV is where it is needed
-    ENDED = 5  # finished, refused, lost or left
+    FLOWING = 4  # a sample's second token has come: the prompt's KV is where it is needed
+    ENDED = 5  # all samples finished, or refused, lost or left
 
 
 class Attempt:
-    """Where one sequence is on one decode worker. Is the session's sink for it; owned by one flow."""
+    """Where a prompt and its samples are on one decode worker. Is the session's sink for them; owned by one flow."""
 
     def __init__(
         self,
-        request_id: RequestId,
+        submit: Submit,
         worker: WorkerView,
         session: DecodeSession,
         on_started: Callable[[int], None],
+        on_prompt_logprobs: Callable[[tuple[TokenLogprobs, ...]], None],
         on_output: Callable[[SequenceOutput], None],
     ) -> None:
-        self.request_id = request_id
+        self.submit = submit
+        """What the worker is asked for."""
         self.worker = worker
         self.stage = Stage.SUBMITTED
         self.was_accepted = False
@@ -49,15 +53,24 @@ class Attempt:
         self.prefill_left = False
         """The prefill worker of the plan takes nothing new, is stuck or gone."""
         self._session = session
+        self._written = dict.fromkeys(
+            (sample.index for sample in submit.samples), 0
+        )  # outputs of each sample that is not over
         self._on_started = on_started
+        self._on_prompt_logprobs = on_prompt_logprobs
         self._on_output = on_output
         self._news = asyncio.Event()
 
     # ---- what the flow does ----
 
-    def submit(self, submit: Submit) -> None:
-        """Offer the sequence; raises Unavailable when the worker is not connected."""
-        self._session.submit(submit, self)
+    @property
+    def request_id(self) -> RequestId:
+        """The name of the attempt."""
+        return self.submit.request_id
+
+    def begin(self) -> None:
+        """Ask the worker; raises Unavailable when it is not connected."""
+        self._session.submit(self.submit, self)
 
     async def plan(self, plan: Plan) -> None:
         """Say who computes the prompt; returns when that is on its way to the worker."""
@@ -75,8 +88,16 @@ class Attempt:
             while self.stage < stage and not self.prefill_left:
                 await self._wait_news()
 
+    def leave_sample(self, index: int, reason: str) -> None:
+        """Give one sample up here; with the last one, the prompt."""
+        self._written.pop(index, None)
+        if self._written:
+            self._session.abort_sample(self.request_id, index, reason)
+        else:
+            self.leave(reason)
+
     def leave(self, reason: str) -> None:
-        """Give the sequence up here; does nothing when it has ended."""
+        """Give the prompt up here; does nothing when it has ended."""
         if not self.has_ended:
             self._session.abort(self.request_id, reason)
             self._reach(Stage.ENDED)
@@ -110,20 +131,29 @@ class Attempt:
             self._on_started(cached_tokens)
             self._reach(Stage.STARTED)
 
+    def prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """See :class:`gateway.session.Sink`."""
+        self._on_prompt_logprobs(logprobs)
+
     def output(self, output: SequenceOutput) -> None:
         """See :class:`gateway.session.Sink`."""
+        index = output.sample_index
         if self.has_ended:
             return
-        if output.token_ids or output.finish is not None:
+        if index in self._written and (output.token_ids or output.finish is not None):
             self._on_output(output)
-        if self.has_ended:  # the flow has had enough
-            return
         if output.error is not None:
             self.error = from_detail(output.error)
-        if output.error is not None or output.finish is not None:
             self._reach(Stage.ENDED)
-        else:
-            self._reach(Stage.WRITING if self.stage < Stage.WRITING else Stage.FLOWING)
+        elif index in self._written:  # the flow has not had enough of it
+            self._has_output(index, is_over=output.finish is not None)
+
+    def _has_output(self, index: int, *, is_over: bool) -> None:
+        self._written[index] += 1
+        reached = Stage.FLOWING if self._written[index] > 1 else Stage.WRITING
+        if is_over:
+            del self._written[index]
+        self._reach(max(self.stage, reached) if self._written else Stage.ENDED)
 
     def lost(self, error: BatonError) -> None:
         """See :class:`gateway.session.Sink`."""

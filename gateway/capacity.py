@@ -29,7 +29,7 @@ class Place:
 
     prompt_tokens: int
     final_tokens: int
-    """Prompt and answer, as long as it is expected to become."""
+    """Prompt and answers, as long as they are expected to become."""
     is_read: bool = False
 
 
@@ -42,13 +42,13 @@ class Backlog:
         self.promised_tokens = 0
         self._answer_tokens = ASSUMED_ANSWER_TOKENS
 
-    def expected(self, prompt_tokens: int, max_tokens: int) -> int:
-        """Return how many tokens a sequence will probably have in the end."""
-        return prompt_tokens + min(max_tokens, math.ceil(self._answer_tokens))
+    def expected(self, prompt_tokens: int, max_tokens: int, num_answers: int = 1) -> int:
+        """Return how many tokens a prompt and its answers will probably have in the end."""
+        return prompt_tokens + num_answers * min(max_tokens, math.ceil(self._answer_tokens))
 
-    def enter(self, prompt_tokens: int, max_tokens: int) -> Place:
+    def enter(self, prompt_tokens: int, max_tokens: int, num_answers: int = 1) -> Place:
         """Let one prompt in."""
-        place = Place(prompt_tokens, self.expected(prompt_tokens, max_tokens))
+        place = Place(prompt_tokens, self.expected(prompt_tokens, max_tokens, num_answers))
         self.unread_tokens += place.prompt_tokens
         self.promised_tokens += place.final_tokens
         return place

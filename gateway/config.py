@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.errors import ConfigError
 from common.tls import check_tls
+from gateway.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(Bounds):
     """What one gateway is told at its start."""
 
     model: str
@@ -57,6 +59,15 @@ class GatewayConfig:
     """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
     {"name": ..., "prompt": ...}."""
 
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    """How the model writes calls of tools; auto: as its chat template says."""
+
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    """How the model marks its reasoning; auto: <think> if its chat template has that."""
+
+    trust_request_template: bool = False
+    """Whether a request may bring its own chat_template. A template can use much time and memory."""
+
     local_prefill_tokens: int = 64
     """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
 
@@ -68,11 +79,21 @@ class GatewayConfig:
     """Seconds to a first token that the waiting prompts may already take when one more is let in; beyond that requests
     are refused with 429; 0: no limit."""
 
-    max_requests: int = 1024
-    """Prompts in flight at most; more are refused with 429."""
+    planner: Literal["off", "advise", "auto"] = "off"
+    """Whether the ratio of prefill to decode workers follows the load: off; advise: decide and say so; auto: decide and
+    do it. One gateway of a cluster plans at a time."""
 
-    max_body_bytes: int = 32 * 1024 * 1024
-    """Size of a request's body at most."""
+    planner_ttft_s: float = 2.0
+    """Seconds to a first token that the planner aims for."""
+
+    planner_itl_s: float = 0.15
+    """Seconds between two tokens of an answer that the planner aims for."""
+
+    planner_drain_s: float = 10.0
+    """Seconds that running work of a worker gets, when it takes the other role, before it moves to others."""
+
+    max_requests: int = 1024
+    """Answers in flight at most; more are refused with 429."""
 
     request_timeout_s: float = 600.0
     """Seconds from a request's arrival to the end of its answer at most."""
@@ -83,7 +104,7 @@ class GatewayConfig:
     max_migrations: int = 3
     """Times that one answer may move to another decode worker."""
 
-    reroute_wait_s: float = 15.0
+    reroute_wait_s: float = 60.0
     """Seconds that an answer which lost its decode worker waits for another one to appear."""
 
     max_tick_age_s: float = 10.0
@@ -106,9 +127,9 @@ class GatewayConfig:
             raise ConfigError("--model must name a directory or a model")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535, not {self.port}")
-        for field in ("max_requests", "max_body_bytes"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"--{field.replace('_', '-')} must be at least 1, not {getattr(self, field)}")
+        if self.max_requests < 1:
+            raise ConfigError(f"--max-requests must be at least 1, not {self.max_requests}")
+        self.check()
         for field in (
             "local_prefill_tokens",
             "max_migrations",
@@ -116,10 +137,19 @@ class GatewayConfig:
             "reroute_wait_s",
             "drain_seconds",
             "max_prefill_wait_s",
+            "planner_drain_s",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must not be negative, not {getattr(self, field)}")
-        for field in ("request_timeout_s", "accept_timeout_s", "max_tick_age_s", "headers_after_s", "keep_alive_s"):
+        for field in (
+            "planner_ttft_s",
+            "planner_itl_s",
+            "request_timeout_s",
+            "accept_timeout_s",
+            "max_tick_age_s",
+            "headers_after_s",
+            "keep_alive_s",
+        ):
             if not getattr(self, field) > 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must be above 0, not {getattr(self, field)}")
         check_tls(self.tls_cert, self.tls_key, self.tls_ca)

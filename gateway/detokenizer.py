@@ -38,12 +38,14 @@ DetokenizerFactory = Callable[[bool], Detokenizer]
 that a sentencepiece tokenizer would drop from the beginning of one."""
 
 
-def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
-    """Return what makes detokenizers for the answers of one tokenizer."""
-    decoder = json.loads(tokenizer.to_str()).get("decoder")
-    if decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
-        decoder = decoder["decoders"][0]
-    special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> DetokenizerFactory:
+    """Return what makes detokenizers for the answers of one tokenizer.
+
+    Special tokens have no text, but for those in ``shown``, where the tokenizer is of one of the two well-known kinds.
+    """
+    decoder = _decoder_of(tokenizer)
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special and token.content not in shown}
     if decoder is not None and decoder["type"] == "ByteLevel":
         byte_pieces = _BytePieces(tokenizer, special)
         return lambda continues: ByteLevelDetokenizer(byte_pieces)
@@ -52,6 +54,26 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
         text_pieces = _TextPieces(tokenizer, special, style)
         return lambda continues: SentencePieceDetokenizer(text_pieces, style, continues)
     return lambda continues: WindowDetokenizer(tokenizer)
+
+
+def _decoder_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Return the decoder as tokenizer.json describes it; of a sequence of one, that one."""
+    decoder: dict[str, Any] | None = json.loads(tokenizer.to_str()).get("decoder")
+    if decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
+        first: dict[str, Any] = decoder["decoders"][0]
+        return first
+    return decoder
+
+
+def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """Return what says which bytes one token adds to a text, special tokens included."""
+    decoder = _decoder_of(tokenizer)
+    if decoder is not None and decoder["type"] == "ByteLevel":
+        return _BytePieces(tokenizer, set()).__getitem__
+    style = _sentencepiece_style(decoder)
+    if style is not None:
+        return _TextPieces(tokenizer, set(), style).data
+    return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
 
 # ---- byte-level BPE ----------------------------------------------------------------------------
@@ -174,6 +196,11 @@ class _TextPieces(dict[int, _Piece]):
         token = self._tokenizer.id_to_token(token_id)
         self[token_id] = piece = _Piece("", "", special=True) if token is None else self._piece(token)
         return piece
+
+    def data(self, token_id: int) -> bytes:
+        """Return the bytes that the token adds to a text that has begun."""
+        piece = self[token_id]
+        return piece.text.encode() if piece.byte is None else bytes([piece.byte])
 
     def _piece(self, token: str) -> _Piece:
         style = self._style

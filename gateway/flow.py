@@ -1,35 +1,39 @@
-"""One sequence from its prompt to its last token, through refusals, replans and moves.
+"""One prompt and its samples, from the prompt to the last token, through refusals, replans and moves.
 
     choose a decode worker -> Submit -> Accepted -> choose who computes the prompt -> Plan (remote: and push to a queue)
     -> Started -> tokens ... -> finished
 
 A refusal asks the next decode worker. A prefill worker that is lost or late before the first token gets a new plan. A
-decode worker that is lost moves prompt and output so far to another one; tokens that came already are dropped by their
-index. The flow owns its sequence; whatever ends it, the decode worker is told (:class:`gateway.attempt.Attempt`).
+decode worker that is lost moves the prompt and the output so far of the samples that are not complete to another one;
+tokens that came already are dropped by their index. The flow owns its samples; whatever ends it, the decode worker is
+told (:class:`gateway.attempt.Attempt`).
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from redis.asyncio import Redis
 
 from common import queue
 from common.errors import BatonError, InternalError, Overloaded, TransferError, Unavailable
 from common.ids import RequestId, WorkerId, new_request_id, new_transfer_id
+from common.logprobs import TokenLogprobs
 from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
-from common.sampling import FinishReason, SamplingParams
+from common.sampling import SamplingParams
 from gateway.attempt import Attempt, Stage
 from gateway.cache_ledger import CacheLedger
 from gateway.cluster import Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
 from gateway.prefix_ledger import PrefixLedger
-from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
-from gateway.text_stream import Piece, TextStream
+from gateway.router import PlanChoice, Reason, WorkerView, choose_decode, choose_plan
+from gateway.sample import Sample
+from gateway.text_stream import Piece
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +59,6 @@ class FlowServices:
     cache: CacheLedger
     prefixes: PrefixLedger
     metrics: Metrics
-    limits: RouterLimits
     accept_timeout_s: float
     max_migrations: int
     reroute_wait_s: float
@@ -80,34 +83,35 @@ class Route:
 
 
 class Flow:
-    """One sequence. ``emit`` is called with each piece of its answer; times are of the event loop's clock."""
+    """One prompt. ``emit`` is called with a sample's index and a piece of it; times are of the event loop's clock."""
 
     def __init__(
         self,
         services: FlowServices,
         prompt: tuple[int, ...],
         sampling: SamplingParams,
-        text: TextStream,
+        samples: Sequence[Sample],
         *,
         arrived_at: float,
         deadline: float,
         cache_salt: str,
-        emit: Callable[[Piece], None],
+        emit: Callable[[int, Piece], None],
     ) -> None:
         self.prompt = prompt
-        self.finish: FinishReason | None = None
+        self.samples = samples
+        """Each at its index."""
         self.cached_tokens = 0
         """Prompt tokens that were not computed when the prompt was, the first time."""
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        """Of the prompt's tokens from the second on, once they are known, if they were asked for."""
         self._services = services
         self._cluster = services.cluster
         self._sampling = sampling
-        self._text = text
         self._arrived_at = arrived_at
         self._deadline = deadline
         self._cache_salt = cache_salt
         self._emit = emit
         self._name = new_request_id()
-        self._output_ids: list[int] = []
         self._located = Located()
         self._attempt: Attempt | None = None
         self._num_attempts = 0
@@ -116,13 +120,12 @@ class Flow:
         self._tried: set[WorkerId] = set()
         self._reroute_until = 0.0
         self._begun_at: float | None = None
-        self._first_token_at = 0.0
-        self._last_token_at = 0.0
+        self._has_token = False
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the answer so far."""
-        return len(self._output_ids)
+        """Tokens of all samples so far."""
+        return sum(sample.num_output_tokens for sample in self.samples)
 
     @property
     def route(self) -> Route | None:
@@ -141,26 +144,20 @@ class Flow:
         )
 
     async def run(self) -> None:
-        """Return when the answer is complete; raises BatonError when it cannot be completed."""
-        while self.finish is None:
-            self._located = await self._services.locator.locate((*self.prompt, *self._output_ids), self._cache_salt)
-            worker = await self._next_worker()
-            with self._cluster.counted(worker, sequences=1):
-                attempt = self._new_attempt(worker)
+        """Return when all samples are complete; raises BatonError when it cannot be completed."""
+        while open_samples := [sample for sample in self.samples if sample.finish is None]:
+            submit = self._new_submit(open_samples)
+            self._located = await self._services.locator.locate(submit.shared_ids, self._cache_salt)
+            worker = await self._next_worker(submit)
+            with self._cluster.counted(worker, sequences=len(open_samples)):
+                attempt = self._new_attempt(worker, submit)
                 try:
                     await self._try(attempt)
                 finally:
                     self.abort("the answer has ended")
-            if self.finish is None:
+            if any(sample.finish is None for sample in open_samples):
                 self._learn(attempt)
-        now = asyncio.get_running_loop().time()
-        self._services.metrics.ended(
-            self.finish,
-            len(self.prompt),
-            self.num_output_tokens,
-            self._last_token_at - self._first_token_at,
-            now - self._arrived_at,
-        )
+        self._services.metrics.ended(len(self.prompt), asyncio.get_running_loop().time() - self._arrived_at)
 
     def abort(self, reason: str) -> None:
         """Tell the decode worker, if one has the sequence, that it is not wanted any more. Never waits."""
@@ -169,13 +166,13 @@ class Flow:
 
     # ---- which decode worker ----
 
-    async def _next_worker(self) -> WorkerView:
+    async def _next_worker(self, submit: Submit) -> WorkerView:
         while True:
             worker = choose_decode(
                 self._cluster.view(),
-                len(self.prompt) + len(self._output_ids),
-                limits=self._services.limits,
-                resident=self._located.num_tokens,
+                len(submit.shared_ids),
+                limits=self._cluster.limits,
+                resident=self._resident,
                 exclude=self._tried,
                 draw=random.random(),
             )
@@ -196,15 +193,34 @@ class Flow:
             return self._refusals[0]
         return Unavailable("no decode worker is ready", retry_after_s=1.0)
 
-    def _new_attempt(self, worker: WorkerView) -> Attempt:
+    @property
+    def _resident(self) -> Mapping[WorkerId, int]:
+        """Tokens of the prompt's blocks by who holds them; nobody, when all tokens must be computed."""
+        return self._located.num_tokens if self._sampling.prompt_logprobs is None else {}
+
+    def _new_submit(self, samples: Sequence[Sample]) -> Submit:
+        """Return what to ask the next decode worker for."""
         self._num_attempts += 1
-        request_id = self._name if self._num_attempts == 1 else RequestId(f"{self._name}-{self._num_attempts}")
+        sampling = self._sampling
+        if self.prompt_logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        return Submit(
+            self._name if self._num_attempts == 1 else RequestId(f"{self._name}-{self._num_attempts}"),
+            self.prompt,
+            sampling,
+            tuple(sample.state for sample in samples),
+            self._cache_salt,
+            is_replay=self._begun_at is not None,
+        )
+
+    def _new_attempt(self, worker: WorkerView, submit: Submit) -> Attempt:
         session = self._cluster.session(worker)
         attempt = Attempt(
-            request_id,
+            submit,
             worker,
             session,
             lambda cached_tokens: self._on_started(attempt, cached_tokens),
+            self._on_prompt_logprobs,
             lambda output: self._on_output(attempt, output),
         )
         self._attempt = attempt
@@ -232,16 +248,7 @@ class Flow:
 
     async def _try(self, attempt: Attempt) -> None:
         try:
-            attempt.submit(
-                Submit(
-                    attempt.request_id,
-                    (*self.prompt, *self._output_ids),
-                    len(self.prompt),
-                    self._sampling,
-                    self._cache_salt,
-                    is_replay=self._begun_at is not None,
-                )
-            )
+            attempt.begin()
             await attempt.wait_for(Stage.ACCEPTED, self._services.accept_timeout_s)
         except TimeoutError:
             attempt.error = Unavailable("the decode worker did not answer in time")
@@ -275,10 +282,10 @@ class Flow:
         return choose_plan(
             self._cluster.view(),
             attempt.worker,
-            num_tokens=len(self.prompt) + len(self._output_ids),
+            num_tokens=len(attempt.submit.shared_ids),
             cached_tokens=attempt.held_tokens,
-            limits=self._services.limits,
-            resident=self._located.num_tokens,
+            limits=self._cluster.limits,
+            resident=self._resident,
             draw=random.random(),
         )
 
@@ -334,9 +341,9 @@ class Flow:
         task = Prefill(
             request_id=attempt.request_id,
             transfer_id=transfer_id,
-            token_ids=(*self.prompt, *self._output_ids),
+            token_ids=attempt.submit.shared_ids,
             num_prompt_tokens=len(self.prompt),
-            sampling=self._sampling,
+            sampling=attempt.submit.sampling,
             decode_worker=attempt.worker.worker_id,
             decode_epoch=attempt.worker.record.epoch,
             decode_address=attempt.worker.record.address,
@@ -344,6 +351,7 @@ class Flow:
             cache_salt=self._cache_salt,
             peer=None if attempt.choice is None else attempt.choice.peer,
             is_replay=self._begun_at is not None,
+            sample_indices=attempt.submit.next_indices,
         )
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -366,7 +374,7 @@ class Flow:
         """Return what the plan adds to its worker's queue; all that the decode worker lacks, when it has to do it."""
         if attempt.choice is not None and attempt.choice.work_tokens:
             return attempt.choice.work_tokens
-        return len(self.prompt) + len(self._output_ids) - attempt.held_tokens
+        return len(attempt.submit.shared_ids) - attempt.held_tokens
 
     # ---- what comes back ----
 
@@ -384,32 +392,30 @@ class Flow:
         cached_blocks = cached_tokens // located.block_size
         self._services.prefixes.begun(self.prompt, located.chain, cached_blocks, located.block_size, now)
 
-    def _on_output(self, attempt: Attempt, output: SequenceOutput) -> None:
-        """Take what a step brought; raises BatonError when it does not fit what came before."""
-        known = len(self._output_ids) - output.output_index
-        if known < 0:
-            raise Unavailable("the decode worker skipped tokens")
-        fresh = output.token_ids[known:]
-        if len(self._output_ids) + len(fresh) > self._sampling.max_tokens:
-            raise InternalError("the decode worker wrote more tokens than were asked for")
-        if not fresh and output.finish is None:
-            return
-        piece = self._text.feed(fresh, output.finish)
-        self._measure(len(piece.token_ids))
-        self._output_ids += piece.token_ids
-        self.finish = piece.finish
-        self._emit(piece)
-        if self.finish is not None and output.finish is None:
-            attempt.leave("a stop string was found")
+    def _on_prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = logprobs
 
-    def _measure(self, num_tokens: int) -> None:
+    def _on_output(self, attempt: Attempt, output: SequenceOutput) -> None:
+        """Take what a step brought a sample; raises BatonError when it does not fit what came before."""
+        sample, now = self.samples[output.sample_index], asyncio.get_running_loop().time()
+        piece = sample.take(output, now)
+        if piece is None:
+            return
+        self._measure(sample, len(piece.token_ids), now)
+        self._emit(sample.index, piece)
+        if piece.finish is not None:
+            self._services.metrics.answered(piece.finish, sample.num_output_tokens, sample.decode_s)
+            if output.finish is None:
+                attempt.leave_sample(sample.index, "a stop string was found")
+
+    def _measure(self, sample: Sample, num_tokens: int, now: float) -> None:
         if num_tokens == 0:
             return
-        now, metrics = asyncio.get_running_loop().time(), self._services.metrics
+        metrics = self._services.metrics
         metrics.generation_tokens.inc(num_tokens)
-        if not self._output_ids:
-            self._first_token_at = now
+        if not self._has_token:
+            self._has_token = True
             metrics.first_token(now - self._arrived_at, now - (self._begun_at or now))
-            num_tokens -= 1
-        metrics.further_tokens(num_tokens, now - (self._last_token_at or now))
-        self._last_token_at = now
+        is_first = sample.num_output_tokens == num_tokens
+        metrics.further_tokens(num_tokens - is_first, sample.gap_s)

@@ -1,4 +1,4 @@
-"""All the answers of one HTTP request: one flow a prompt, their pieces in the order in which they came.
+"""All the answers of one HTTP request: one flow a prompt, its samples in it, their pieces in the order they came in.
 
 Its reader takes what has come since the last time, so a slow client gets fewer, larger reads. One flow that fails ends
 them all. Closing it tells the decode workers and gives the places back, at once and without waiting.
@@ -8,31 +8,38 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from common.errors import BatonError, DeadlineExceeded, InternalError
+from common.logprobs import TokenLogprobs
 from common.sampling import SamplingParams
 from gateway.admission import Ticket
 from gateway.capacity import Backlog
 from gateway.flow import Flow, FlowServices, Route
-from gateway.text_stream import Piece, TextStream
+from gateway.sample import Sample
+from gateway.text_stream import NoText, Piece, TextStream
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt and how its answer is sampled."""
+    """One prompt and how its answers are sampled."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    num_samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedPiece:
-    """A piece of the answer to one of the prompts."""
+    """A piece of one of the answers."""
 
     index: int
+    """All samples of a prompt before those of the next one."""
     piece: Piece
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt's tokens from the second on, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Generation:
         self,
         services: FlowServices,
         jobs: Sequence[Job],
-        make_text: Callable[[SamplingParams], TextStream],
+        make_text: Callable[[SamplingParams], TextStream | NoText],
         ticket: Ticket,
         backlog: Backlog,
         running: Running,
@@ -86,7 +93,7 @@ class Generation:
         self._metrics = services.metrics
         self._ticket = ticket
         self._backlog = backlog
-        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens) for job in jobs]
+        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
         self._all_running = running
         self._timeout_s = timeout_s
         self._deadline = arrived_at + timeout_s
@@ -100,14 +107,15 @@ class Generation:
                 services,
                 job.prompt,
                 job.sampling,
-                make_text(job.sampling),
+                [Sample(n, make_text(job.sampling), job.sampling.max_tokens) for n in range(job.num_samples)],
                 arrived_at=arrived_at,
                 deadline=self._deadline,
                 cache_salt=cache_salt,
-                emit=lambda piece, index=index: self._emit(index, piece),  # type: ignore[misc]
+                emit=lambda sample, piece, number=number: self._emit(number, sample, piece),  # type: ignore[misc]
             )
-            for index, job in enumerate(jobs)
+            for number, job in enumerate(jobs)
         ]
+        self._firsts = list(accumulate((job.num_samples for job in jobs), initial=0))
 
     def start(self) -> None:
         """Let the flows run."""
@@ -118,6 +126,11 @@ class Generation:
     def has_ended(self) -> bool:
         """Whether no further piece will come and all were taken."""
         return self._num_running == 0 and not self._pieces
+
+    @property
+    def num_answers(self) -> int:
+        """Samples of all prompts."""
+        return self._firsts[-1]
 
     @property
     def route(self) -> Route | None:
@@ -156,11 +169,12 @@ class Generation:
         self._ticket.release()
         self._all_running.discard(self)
 
-    def _emit(self, index: int, piece: Piece) -> None:
-        self._backlog.read(self._places[index])
+    def _emit(self, number: int, sample: int, piece: Piece) -> None:
+        self._backlog.read(self._places[number])
+        flow = self._flows[number]
         if piece.finish is not None:
-            self._backlog.answered(self._flows[index].num_output_tokens)
-        self._pieces.append(IndexedPiece(index, piece))
+            self._backlog.answered(flow.samples[sample].num_output_tokens)
+        self._pieces.append(IndexedPiece(self._firsts[number] + sample, piece, flow.prompt_logprobs))
         self._wake.set()
 
     async def _run(self, flow: Flow) -> None:

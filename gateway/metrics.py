@@ -33,7 +33,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests_in_flight = self._gauge("requests_in_flight", "Prompts that this gateway is serving")
+        self.requests_in_flight = self._gauge("requests_in_flight", "Answers that this gateway is serving")
         self.http_requests = self._counter("http_requests", "Answered HTTP requests", ("handler", "method", "status"))
         self.rejected = self._counter("rejected_requests", "Requests refused at the door", ("reason",))
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer ended")
@@ -86,17 +86,18 @@ class Metrics:
         for _ in range(num_tokens):
             self.itl.observe(gap_s / num_tokens)
 
-    def ended(
-        self, reason: FinishReason, num_prompt_tokens: int, num_output_tokens: int, decode_s: float, e2e_s: float
-    ) -> None:
-        """An answer is complete."""
+    def answered(self, reason: FinishReason, num_output_tokens: int, decode_s: float) -> None:
+        """One answer is complete."""
         self.finished.labels(reason).inc()
-        self.prompt_length.observe(num_prompt_tokens)
         self.answer_length.observe(num_output_tokens)
         self.decode_time.observe(decode_s)
-        self.e2e.observe(e2e_s)
         if num_output_tokens > 1:
             self.tpot.observe(decode_s / (num_output_tokens - 1))
+
+    def ended(self, num_prompt_tokens: int, e2e_s: float) -> None:
+        """All answers to a prompt are complete."""
+        self.prompt_length.observe(num_prompt_tokens)
+        self.e2e.observe(e2e_s)
 
     # ---- construction ----
 

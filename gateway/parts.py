@@ -10,8 +10,12 @@ from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
+from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
+from gateway.planner.changer import RatioChanger
+from gateway.planner.runner import PlannerRunner
 from gateway.tokenizer import Tokenizer
 
 
@@ -22,12 +26,17 @@ class Parts:
     config: GatewayConfig
     keys: Keys
     tokenizer: Tokenizer
+    message_forms: MessageForms
+    """Of the model's own chat template."""
+    grammars: GrammarChecker
     services: FlowServices
     metrics: Metrics
     registries: tuple[CollectorRegistry, ...]
     """All that /metrics shows."""
     admission: Admission
     running: Running
+    changer: RatioChanger
+    planner: PlannerRunner
     started_at: int
     """Unix time in seconds."""
 

@@ -18,6 +18,7 @@ from gateway.api.salt import join_salt
 from gateway.chat_template import ChatMessage
 from gateway.flow import Flow, FlowServices
 from gateway.pinned_file import PinnedPrefix
+from gateway.sample import Sample
 from gateway.text_stream import TextStream
 from gateway.tokenizer import Tokenizer
 from kvstore.prefix_hash import join_chain
@@ -120,11 +121,11 @@ class PinKeeper:
             self._services,
             pin.token_ids,
             sampling,
-            TextStream(self._tokenizer.detokenizer(continues=True), (), sampling),
+            [Sample(0, TextStream(self._tokenizer.detokenizer(continues=True), (), sampling), sampling.max_tokens)],
             arrived_at=now,
             deadline=now + WARM_TIMEOUT_S,
             cache_salt=pin.cache_salt,
-            emit=lambda piece: None,
+            emit=lambda sample, piece: None,
         )
         try:
             async with asyncio.timeout(WARM_TIMEOUT_S):

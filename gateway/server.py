@@ -29,14 +29,19 @@ from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.flow import FlowServices
 from gateway.generation import Running
+from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.locator import Locator
+from gateway.message_forms import MessageForms
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
 from gateway.parts import Parts
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
+from gateway.planner.changer import RatioChanger
+from gateway.planner.metrics import PlannerMetrics
+from gateway.planner.runner import PlannerRunner
 from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
@@ -80,8 +85,10 @@ class GatewayServer:
                 files = await asyncio.to_thread(read_model_files, config.model)
                 tokenizer = await asyncio.to_thread(Tokenizer, files)
                 _write_port(config.port_file, self.port)
-                await self._serve(_make_parts(config, redis, tokenizer))
+                parts = _make_parts(config, redis, tokenizer)
+                await self._serve(parts)
                 tokenizer.close()
+                parts.grammars.close()
         finally:
             self._socket.close()
         log.info("stopped")
@@ -91,12 +98,14 @@ class GatewayServer:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
             pinning = group.create_task(self._pin_keeper(parts).run())
+            planning = group.create_task(parts.planner.run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
             server.should_exit = True
             await self._drain(parts, serving)
+            planning.cancel()
             pinning.cancel()
             following.cancel()
 
@@ -156,6 +165,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     derived.register(WorkerMetrics(cluster.view))
     derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
+    changer = RatioChanger(cluster, redis)
     services = FlowServices(
         cluster=cluster,
         redis=redis,
@@ -163,7 +173,6 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         cache=ledger,
         prefixes=PrefixLedger(),
         metrics=metrics,
-        limits=limits,
         accept_timeout_s=config.accept_timeout_s,
         max_migrations=config.max_migrations,
         reroute_wait_s=config.reroute_wait_s,
@@ -177,11 +186,15 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
             share_prefixes=config.share_prefixes,
         ),
         tokenizer=tokenizer,
+        message_forms=MessageForms.of(config, tokenizer.chat_template),
+        grammars=GrammarChecker(tokenizer.special_tokens),
         services=services,
         metrics=metrics,
         registries=(metrics.registry, derived),
         admission=Admission(config.max_requests, config.ttft_target, metrics),
         running=Running(),
+        changer=changer,
+        planner=PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry)),
         started_at=time.time_ns() // 1_000_000_000,
     )
 

@@ -14,12 +14,14 @@ from typing import Protocol
 
 from common.errors import BatonError, InternalError, StaleEpoch, Unavailable, from_detail
 from common.ids import Epoch, RequestId, WorkerId
+from common.logprobs import TokenLogprobs
 from common.messages import (
     Abort,
     Accepted,
     Hello,
     HelloReply,
     Plan,
+    PromptLogprobs,
     Refused,
     SequenceOutput,
     SessionDown,
@@ -39,7 +41,11 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 
 
 class Sink(Protocol):
-    """What a sequence is told about itself. Called on the event loop; must not block."""
+    """What a request is told about itself. Called on the event loop; must not block."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is expected of the worker."""
 
     def accepted(self, cached_tokens: int) -> None:
         """The worker owns the sequence and holds its first ``cached_tokens`` tokens."""
@@ -50,8 +56,11 @@ class Sink(Protocol):
     def started(self, cached_tokens: int) -> None:
         """Work on the prompt has begun; the first ``cached_tokens`` tokens need no work."""
 
+    def prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """The prompt has been computed, and is so likely."""
+
     def output(self, output: SequenceOutput) -> None:
-        """A step brought something."""
+        """A step brought one of the samples something."""
 
     def lost(self, error: BatonError) -> None:
         """The stream has ended, or the worker is to be left; nothing follows."""
@@ -100,8 +109,13 @@ class DecodeSession:
             self._send(plan, written)
             await written
 
+    def abort_sample(self, request_id: RequestId, index: int, reason: str) -> None:
+        """Give one of several samples up; the others go on."""
+        if self.is_up:
+            self._send(Abort(request_id, reason, (index,)))
+
     def abort(self, request_id: RequestId, reason: str) -> None:
-        """Give a sequence up; its sink hears nothing more. Does nothing when it has ended."""
+        """Give a request up; its sink hears nothing more. Does nothing when it has ended."""
         if self._sinks.pop(request_id, None) is not None and self.is_up:
             self._send(Abort(request_id, reason))
 
@@ -195,6 +209,8 @@ class DecodeSession:
                 self._tell(message.request_id, lambda sink: sink.accepted(message.cached_tokens))
             case Started():
                 self._tell(message.request_id, lambda sink: sink.started(message.cached_tokens))
+            case PromptLogprobs():
+                self._tell(message.request_id, lambda sink: sink.prompt_logprobs(message.logprobs))
             case Refused():
                 sink = self._sinks.pop(message.request_id, None)
                 if sink is not None:
@@ -204,9 +220,9 @@ class DecodeSession:
         sink = self._sinks.get(output.request_id)
         if sink is None:  # aborted, and the worker did not know yet
             return
-        if output.finish is not None or output.error is not None:
-            del self._sinks[output.request_id]
         self._tell_one(output.request_id, sink, lambda sink: sink.output(output))
+        if sink.has_ended:
+            self._sinks.pop(output.request_id, None)
 
     def _tell(self, request_id: RequestId, call: Callable[[Sink], None]) -> None:
         sink = self._sinks.get(request_id)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason, SamplingParams
 from gateway.detokenizer import Detokenizer
 from gateway.stop import StopMatcher
@@ -19,6 +20,8 @@ class Piece:
     """Set on the last piece."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the answer."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``token_ids``, if that was asked for."""
 
 
 class TextStream:
@@ -87,3 +90,11 @@ class TextStream:
 
     def _with_stop(self, text: str, stop: str) -> str:
         return text + stop if self._includes_stop else text
+
+
+class NoText:
+    """Stands in for the stream of an answer of which nothing is wanted: only its prompt is."""
+
+    def feed(self, token_ids: tuple[int, ...], finish: FinishReason | None) -> Piece:
+        """Return the end of the answer."""
+        return Piece("", (), FinishReason.LENGTH)

@@ -3,29 +3,36 @@
 A special token that a client wrote into a message is encoded as text. Where a message holds such a text, a private-use
 character stands for it while the template runs; the stretch around it, up to the template's own special tokens, is then
 encoded by a twin of the tokenizer that knows no special tokens. Messages without such a text are encoded as always.
-Long texts are encoded on a thread, so that the event loop is never held up.
+Long texts are encoded, and templates rendered, on a thread, so that the event loop is never held up.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import tokenizers
 
-from common.errors import InvalidRequest
-from gateway.chat_template import ChatMessage, ChatTemplate
+from common.errors import ConfigError, InvalidRequest
+from gateway.chat_template import ChatMessage, ChatPrompt, ChatTemplate
 from gateway.detokenizer import Detokenizer, detokenizer_factory
 from gateway.errors import ContextLengthExceeded
 from gateway.model_files import ModelFiles
+from gateway.token_texts import TokenTexts
 
 INLINE_CHARACTERS = 1024
 """Texts up to this length are encoded where they are, in well under a millisecond."""
 
 NORMALISER_SLACK = 4
 """Unicode composition makes at most this many characters one."""
+
+MAX_TAIL_SPACE = 8
+"""Tokens of white space that may follow the last mark of a prompt."""
+
+MAX_ECHO = 200
+"""Characters of what is wrong with a client's template that it is told."""
 
 _STANDINS = range(0xF0000, 0xFFF00, 0x100)
 """Where private-use characters that stand for special tokens may begin."""
@@ -44,20 +51,34 @@ class Tokenizer:
         self._template = None
         if files.chat_template is not None:
             self._template = ChatTemplate(files.chat_template, files.special_tokens)
-        self._make_detokenizer = detokenizer_factory(self._tokenizer)
+        self.names = TokenTexts(self._tokenizer)
+        """What single tokens are called."""
+        self._special_tokens = files.special_tokens
+        self._make_detokenizer = {frozenset[str](): detokenizer_factory(self._tokenizer)}
         self._prefix = self._tokenizer.encode("").ids
         self._longest_token = _longest_token(self._tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self.eos_token_ids = files.eos_token_ids
+        self.special_tokens = self._specials.texts
         self.vocab_size = files.vocab_size
 
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def detokenizer(self, *, continues: bool) -> Detokenizer:
-        """Return a detokenizer for one answer; ``continues`` when it goes on with a text of the client's."""
-        return self._make_detokenizer(continues)
+    @property
+    def chat_template(self) -> str:
+        """Source of the model's chat template; empty without one."""
+        return "" if self._template is None else self._template.source
+
+    def detokenizer(self, *, continues: bool, shown: frozenset[str] = frozenset()) -> Detokenizer:
+        """Return a detokenizer for one answer; ``continues`` when it goes on with a text of the client's.
+
+        Special tokens have no text, but for those in ``shown``.
+        """
+        if shown not in self._make_detokenizer:
+            self._make_detokenizer[shown] = detokenizer_factory(self._tokenizer, shown)
+        return self._make_detokenizer[shown](continues)
 
     async def encode_prompt(self, text: str, max_model_len: int) -> list[int]:
         """Return the tokens of a raw prompt, with what the post-processor adds; a BOS is never doubled.
@@ -68,19 +89,44 @@ class Tokenizer:
         return await self._run(len(text), lambda: self._encode_prompt(text))
 
     async def encode_chat(self, messages: Sequence[ChatMessage], max_model_len: int) -> list[int]:
-        """Return the tokens of a conversation; raises InvalidRequest when the model has no template, when the template
-        refuses the messages, or when they are certainly longer than ``max_model_len`` tokens."""
-        if self._template is None:
+        """Return the tokens of a conversation without tools; raises as :meth:`encode_chat_prompt`."""
+        return await self.encode_chat_prompt(ChatPrompt.of(messages), max_model_len)
+
+    async def encode_chat_prompt(
+        self, prompt: ChatPrompt, max_model_len: int, template: str | None = None
+    ) -> list[int]:
+        """Return the tokens of ``prompt`` through ``template``, which is the model's if none is given.
+
+        Raises InvalidRequest when the model has no template, when the template is wrong or refuses the prompt, or when
+        that is certainly longer than ``max_model_len`` tokens.
+        """
+        if self._template is None and template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
-        template = self._template
-        num_characters = sum(len(message.content) + 16 for message in messages)
-        self._check_length(sum(len(message.content) for message in messages), max_model_len, "messages")
-        return await self._run(num_characters, lambda: self._encode_chat(template, messages))
+        self._check_length(_num_characters(prompt.messages), max_model_len, "messages")
+        self._check_length(_num_characters(prompt.tools), max_model_len, "tools")
+        return await self._on_thread(lambda: self._encode_chat(self._template_of(template), prompt))
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether a prompt's last characters, but for white space, are ``text``."""
+        tail = list(token_ids[-len(text) - MAX_TAIL_SPACE :])
+        return bool(self._tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(text))
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """Return the text of ``token_ids``, special tokens included."""
+        return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it; empty for ids that it lacks."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return what ``token_ids`` say, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
 
     def first_words(self, token_ids: Sequence[int], max_characters: int = 80) -> str:
         """Return the beginning of what ``token_ids`` say, in one line, for people."""
-        text = " ".join(self._tokenizer.decode(list(token_ids), skip_special_tokens=True).split())
-        return text[:max_characters]
+        return " ".join(self.text_of(token_ids).split())[:max_characters]
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ways to write each of ``words``, at the beginning of a text and after a space, as tokens."""
@@ -91,7 +137,19 @@ class Tokenizer:
     async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
         if num_characters <= INLINE_CHARACTERS:
             return work()
+        return await self._on_thread(work)
+
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _template_of(self, source: str | None) -> ChatTemplate:
+        if source is None:
+            assert self._template is not None
+            return self._template
+        try:
+            return ChatTemplate(source, self._special_tokens)
+        except ConfigError as error:
+            raise InvalidRequest(error.message[:MAX_ECHO], param="chat_template") from error
 
     def _check_length(self, num_characters: int, max_model_len: int, param: str) -> None:
         if self._longest_token is None:
@@ -109,11 +167,11 @@ class Tokenizer:
             return token_ids[1:] if text.startswith(written) else token_ids
         return token_ids
 
-    def _encode_chat(self, template: ChatTemplate, messages: Sequence[ChatMessage]) -> list[int]:
-        standins = self._specials.standins_for(messages)
+    def _encode_chat(self, template: ChatTemplate, prompt: ChatPrompt) -> list[int]:
+        standins = self._specials.standins_for(prompt)
         if standins is None:
-            return self._encode(template.render(messages))
-        marked = template.render([message.map_text(standins.insert) for message in messages])
+            return self._encode(template.render(prompt))
+        marked = template.render(prompt.map_text(standins.insert))
         token_ids: list[int] = []
         for stretch in self._specials.stretches(marked, standins):
             if stretch.is_plain:
@@ -164,16 +222,17 @@ class _SpecialTokens:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content]
         texts = sorted({token.content for token in added}, key=len, reverse=True)
+        self.texts = tuple(texts)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._eats_left = {token.content for token in added if token.lstrip}
         self._eats_right = {token.content for token in added if token.rstrip}
 
-    def standins_for(self, messages: Iterable[ChatMessage]) -> _Standins | None:
-        """Return stand-ins for the special tokens written in ``messages``, or None when there are none."""
+    def standins_for(self, prompt: ChatPrompt) -> _Standins | None:
+        """Return stand-ins for the special tokens that a client wrote in ``prompt``, or None when there are none."""
         if self._pattern is None:
             return None
         found: set[str] = set()
-        texts = [text for message in messages for text in (message.role, message.content, message.name or "")]
+        texts = list(_texts([prompt.messages, prompt.tools, dict(prompt.variables)]))
         for text in texts:
             found.update(self._pattern.findall(text))
         if not found:
@@ -205,6 +264,24 @@ class _SpecialTokens:
     def _trimmed(self, stretch: str, before: str, after: str) -> str:
         stretch = stretch.lstrip() if before in self._eats_right else stretch
         return stretch.rstrip() if after in self._eats_left else stretch
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, item in value.items():
+                yield key
+                yield from _texts(item)
+        case list():
+            for item in value:
+                yield from _texts(item)
+
+
+def _num_characters(value: Any) -> int:
+    return sum(map(len, _texts(value)))
 
 
 def _load(tokenizer_json: str) -> Any:

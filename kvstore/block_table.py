@@ -94,6 +94,11 @@ class BlockTable:
             self._pool.publish(self._block_ids[index], hashes[index], parent=parent, tenant=self._hasher.root)
         self._num_published = num_full
 
+    def is_shared(self, position: int) -> bool:
+        """Whether the block of the token at ``position`` is there and has other holders."""
+        index = position // self._pool.block_size
+        return index < len(self._block_ids) and self._pool.ref_count(self._block_ids[index]) > 1
+
     def copy_on_write(self, position: int) -> BlockCopy | None:
         """Make the block of the token at ``position`` this table's own, before the first write to it.
 

@@ -93,7 +93,7 @@ class Incoming:
             return len(self._block_ids) * self._block_size
         if self.handover is None:
             raise CorruptFrame("the stream ended without a handover")
-        return self.handover.num_tokens if self.handover.finish is None else None
+        return self.handover.num_tokens if self.handover.has_kv else None
 
     def _require_open(self, transfer_id: TransferId) -> None:
         if transfer_id != self._transfer_id:

@@ -131,7 +131,7 @@ class Outgoing:
         """Say whether a puller that has ``num_sent`` tokens and the handover, if there is one, needs nothing more."""
         if self._is_lent:
             return num_sent >= self.num_slots
-        return self.handover is not None and (self.handover.finish is not None or num_sent >= self.handover.num_tokens)
+        return self.handover is not None and (not self.handover.has_kv or num_sent >= self.handover.num_tokens)
 
     async def wait_changed(self) -> None:
         """Wait until it advances, is handed over or ends."""

@@ -22,6 +22,7 @@ from common.messages import (
     PeerPrefix,
     Prefill,
     Role,
+    SampledToken,
     SequenceReport,
     SlotCounts,
     WorkerLoad,
@@ -32,7 +33,7 @@ from common.services import OFFER
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
-from kvstore.host.stepper import Computed
+from kvstore.host.reading import Computed
 from kvstore.outgoing import Outgoing, ReleaseReason
 from kvstore.sequence import Sequence
 from prefill_worker.intake import Intake
@@ -76,7 +77,7 @@ class PrefillEngine:
         self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(("prompt_tokens_computed", "handovers", "offers_refused"), 0)
         self._hits = HitCounter(Role.PREFILL)
-        self._num_fetching = 0
+        self._num_preparing = 0
 
     # ---- what the host asks ----
 
@@ -100,14 +101,24 @@ class PrefillEngine:
         self._intake.close()
         await self._empty.wait()
 
+    async def hand_back(self) -> None:
+        """End every lease: who waits for its blocks computes what is missing."""
+        for job in list(self._jobs.values()):
+            if job.outgoing is None:
+                self._forget(job)
+            else:
+                self._parts.transfers.close(job.task.transfer_id)
+        await self._empty.wait()
+
     def load(self, now: float) -> WorkerLoad:
         """Return the load at ``now``."""
         return WorkerLoad(
             running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting + self._num_fetching,
+            waiting=self._scheduler.num_waiting + self._num_preparing,
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
+            busy=self._stepper.meter.busy(now),
         )
 
     def slots(self) -> SlotCounts:
@@ -144,7 +155,7 @@ class PrefillEngine:
     # ---- coming in ----
 
     def _room(self) -> int:
-        return self._parts.config.max_waiting - self._scheduler.num_waiting - self._num_fetching
+        return self._parts.config.max_waiting - self._scheduler.num_waiting - self._num_preparing
 
     def _accept(self, entry_id: bytes, task: Prefill) -> None:
         if task.transfer_id in self._jobs:
@@ -156,6 +167,7 @@ class PrefillEngine:
             task.num_prompt_tokens,
             task.sampling,
             self._parts.new_table(task.cache_salt),
+            task.sample_indices,
         )
         job = _Job(task, entry_id, sequence, time.monotonic() + task.remaining_s)
         self._jobs[task.transfer_id] = job
@@ -163,31 +175,47 @@ class PrefillEngine:
         self._empty.clear()
         limit = self._parts.model.spec.max_model_len
         if sequence.num_tokens > limit:
-            job.outgoing = self._parts.transfers.open(task.transfer_id, ())
-            job.outgoing.fail(InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
-            self._group.create_task(self._offer(job))
+            self._refuse(job, InvalidRequest(f"prompt of {sequence.num_tokens} tokens is over the limit of {limit}"))
             return
-        if task.peer is None:
+        if (task.peer is None or sequence.wants_prompt_logprobs) and task.sampling.constraint is None:
             self._add(job)
         else:
-            self._num_fetching += 1
-            self._group.create_task(self._fetch(job, task.peer))
+            self._num_preparing += 1
+            self._group.create_task(self._prepare(job))
 
     def _add(self, job: _Job) -> None:
         self._scheduler.add(job.sequence)
         self._wake.set()
 
+    async def _prepare(self, job: _Job) -> None:
+        """Compile the grammar and fetch the prefix that a peer holds, then queue the prompt."""
+        constraint, peer = job.task.sampling.constraint, job.task.peer
+        try:
+            if constraint is not None:
+                job.sequence.grammar = await self._parts.model.grammars.get(constraint)
+            if peer is not None and not job.sequence.wants_prompt_logprobs:
+                await self._fetch(job, peer)
+        except InvalidRequest as error:
+            self._refuse(job, error)
+            return
+        finally:
+            self._num_preparing -= 1
+        if job.sequence in self._by_sequence:  # not dropped meanwhile
+            self._add(job)
+
     async def _fetch(self, job: _Job, peer: PeerPrefix) -> None:
         """Bring the prefix that ``peer`` holds into the cache, if that is cheaper than computing it."""
         task, rate = job.task, self._stepper.meter.prompt_tokens_per_s
-        try:
-            job.fetched_tokens = await self._parts.fetcher.fetch(
-                task.token_ids, peer, lambda: self._parts.new_table(task.cache_salt), rate
-            )
-        finally:
-            self._num_fetching -= 1
-        if job.sequence in self._by_sequence:  # not dropped meanwhile
-            self._add(job)
+        job.fetched_tokens = await self._parts.fetcher.fetch(
+            task.token_ids, peer, lambda: self._parts.new_table(task.cache_salt), rate
+        )
+
+    def _refuse(self, job: _Job, error: InvalidRequest) -> None:
+        """Offer a transfer that has failed, so that the decode worker hears why."""
+        if job.sequence in self._by_sequence:
+            job.outgoing = self._parts.transfers.open(job.task.transfer_id, ())
+            job.outgoing.fail(error)
+            self._group.create_task(self._offer(job))
 
     async def _expire_waiting(self) -> None:
         """Drop prompts whose time ran out before they got blocks; their decode worker has given them up."""
@@ -260,27 +288,21 @@ class PrefillEngine:
             self._computed(result)
 
     def _computed(self, result: Computed) -> None:
-        chunk, sequence, token_id = result.chunk, result.chunk.sequence, result.token_id
+        chunk, sequence = result.chunk, result.chunk.sequence
         self._counters["prompt_tokens_computed"] += chunk.num_scheduled_tokens  # a moved sequence's output too
         job = self._by_sequence.get(sequence)
         if job is None:  # released while the step ran
             return
         assert job.outgoing is not None
+        sequence.scored(sequence.num_computed_tokens, result.prompt_logprobs)
         self._scheduler.computed(chunk)
         job.outgoing.advance(sequence.num_computed_tokens)
-        if token_id is None:
-            return
-        self._counters["handovers"] += 1
-        job.outgoing.hand_over(
-            Handover(
-                job.task.transfer_id,
-                sequence.num_tokens,
-                token_id,
-                job.cached_tokens,
-                finish_reason(token_id, sequence.num_output_tokens + 1, sequence.sampling),
-            )
-        )
-        self._intake.finished(job.entry_id)
+        if result.error is not None:
+            self._fail(sequence, result.error)
+        elif sequence.num_remaining_tokens == 0:
+            self._counters["handovers"] += 1
+            job.outgoing.hand_over(_handover(job, result.tokens))
+            self._intake.finished(job.entry_id)
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         job = self._by_sequence.get(sequence)
@@ -307,6 +329,22 @@ class PrefillEngine:
             self._empty.set()
         self._intake.made_room()
         self._wake.set()
+
+
+def _handover(job: _Job, tokens: tuple[SampledToken, ...]) -> Handover:
+    sequence, num_output_tokens = job.sequence, job.sequence.num_output_tokens + 1
+    ends = [
+        finish_reason(token.token_id, num_output_tokens, sequence.sampling, is_complete=token.is_complete) is not None
+        for token in tokens
+    ]
+    return Handover(
+        job.task.transfer_id,
+        sequence.num_tokens,
+        tokens,
+        job.cached_tokens,
+        has_kv=not (ends and all(ends)),
+        prompt_logprobs=None if sequence.sampling.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
+    )
 
 
 def _stage(job: _Job) -> str:

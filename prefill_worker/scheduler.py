@@ -136,7 +136,7 @@ class PrefillScheduler:
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give ``sequence`` its cached prefix and all further blocks; False, with nothing taken, if they lack."""
         table = sequence.table
-        sequence.num_computed_tokens = table.adopt_prefix(sequence.token_ids)
+        sequence.adopt_prefix()
         if table.blocks_needed(sequence.num_tokens) > self._pool.num_available:
             table.release()
             sequence.num_computed_tokens = 0
@@ -151,7 +151,7 @@ class PrefillScheduler:
 
 def _cut(sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
     """Append the next chunk of ``sequence`` to ``chunks``, if the budget allows one; return what is left of it."""
-    num_tokens = min(budget, sequence.num_remaining_tokens)
+    num_tokens = min(budget, sequence.num_remaining_tokens, sequence.max_chunk_tokens)
     if num_tokens:
         chunks.append(Chunk(sequence, num_tokens))
     return budget - num_tokens

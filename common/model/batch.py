@@ -22,11 +22,18 @@ class Row:
     """The sequence's whole block table, which must cover the new tokens."""
     wants_logits: bool
     """Return the logits behind the last token."""
+    wants_all_logits: bool = False
+    """Return the logits behind every token."""
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that the row gives."""
+        return len(self.token_ids) if self.wants_all_logits else int(self.wants_logits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
-    """One step over S sequences and T tokens, R of the sequences wanting logits."""
+    """One step over S sequences and T tokens, R of the tokens wanting logits."""
 
     token_ids: NDArray[np.int64]
     """``[T]``"""
@@ -41,7 +48,7 @@ class StepInput:
     block_tables: NDArray[np.int32]
     """``[S, max_blocks]`` block ids, -1 past the end of a sequence."""
     logits_rows: NDArray[np.int64]
-    """``[R]`` indices into T, in the order of the sequences."""
+    """``[R]`` indices into T, in the order of the sequences; a sequence's rows are its last tokens."""
 
 
 def build_step(rows: Sequence[Row], block_size: int) -> StepInput:
@@ -63,8 +70,15 @@ def build_step(rows: Sequence[Row], block_size: int) -> StepInput:
         cu_seqlens_q=np.concatenate(([0], ends)).astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
         block_tables=tables,
-        logits_rows=ends[[row.wants_logits for row in rows]] - 1,
+        logits_rows=_logits_rows(rows, ends),
     )
+
+
+def _logits_rows(rows: Sequence[Row], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``[R]`` the packed index of each token whose logits are wanted; row ``i`` ends before ``ends[i]``."""
+    counts = np.array([row.num_logits for row in rows])
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts), counts)  # -count .. -1 in each row
+    return np.asarray(np.repeat(ends, counts) + offsets)
 
 
 def _pad(rows: Sequence[Row], seq_lens: NDArray[np.int64], block_size: int) -> NDArray[np.int32]:

@@ -23,6 +23,7 @@ def can_sample(row: SampleRow) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or params.bad_words
+        or row.allowed is not None
         or row.num_output_tokens < params.min_tokens
     )
 

@@ -39,7 +39,7 @@ def load_model(source: str, *, dtype: str, device: str, max_model_len: int | Non
     _refuse(config)
     limit = context_limit(config.get_text_config(), max_model_len)
     module = _weights(source, config, _dtype(dtype, where), where)
-    directory = _directory(source)
+    directory = model_directory(source)
     loaded = make_paged(
         module,
         name=directory.name if Path(source).is_dir() else source,
@@ -142,7 +142,7 @@ def _switch_attention(module: PreTrainedModel, layers: list[ProbedLayer]) -> Non
             layer.module.attn_temperature_tuning = False  # type: ignore[assignment]  # done by our attention
 
 
-def _directory(source: str) -> Path:
+def model_directory(source: str) -> Path:
     """Return the local directory that holds the files of ``source``."""
     if Path(source).is_dir():
         return Path(source).resolve()

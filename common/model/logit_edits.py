@@ -1,7 +1,8 @@
 """What parameters do to a row of logits before it is sampled: bias, penalties, and tokens that are forbidden.
 
 In this order: ``allowed_token_ids``, ``logit_bias``, repetition, presence and frequency penalties, bad words, and ends
-before ``min_tokens``. Where the last two would leave no token at all, they are not applied.
+before ``min_tokens``. Where the last two would leave no token at all, they are not applied. Tokens that the row's
+grammar does not allow are out before all of these.
 """
 
 import numpy as np

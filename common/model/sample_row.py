@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from common.model.history import TokenHistory
 from common.sampling import SamplingParams
 
@@ -19,3 +22,5 @@ class SampleRow:
     """How many of them are output."""
     history: TokenHistory | None = None
     """Given when the parameters read it; then it has seen all ``position`` tokens."""
+    allowed: NDArray[np.bool_] | None = None
+    """``[vocab]`` tokens of which one is to be sampled, at least one; None: any."""

@@ -75,7 +75,7 @@ def _greedy(logits: Tensor) -> list[int]:
 
 
 def _is_plainly_greedy(row: SampleRow) -> bool:
-    return row.params.temperature == 0 and not has_edits(row.params, row.num_output_tokens)
+    return row.params.temperature == 0 and row.allowed is None and not has_edits(row.params, row.num_output_tokens)
 
 
 def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
@@ -85,9 +85,11 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
     if _is_plainly_greedy(row):
         return best
     scores = logits.astype(np.float64)
+    if row.allowed is not None:
+        scores[~row.allowed] = -np.inf
     if has_edits(row.params, row.num_output_tokens):
         edit(scores, row.params, row.num_output_tokens, row.history)
-        best = int(scores.argmax())
+    best = int(scores.argmax())
     return best if row.params.temperature == 0 else _draw(scores, float(scores[best]), row)
 
 

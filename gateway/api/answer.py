@@ -13,13 +13,12 @@ from starlette.types import Receive, Scope, Send
 from gateway import sse
 from gateway.api.errors import error_reply
 from gateway.api.fields import CommonFields
-from gateway.api.reply import ReplyWriter, gather
+from gateway.api.reply import ReplyWriter, best, gather
 from gateway.api.usage import Usage, usage_of
 from gateway.client_gone import ClientGone, race
 from gateway.config import GatewayConfig
 from gateway.generation import Generation, IndexedPiece
 from gateway.metrics import Metrics
-from gateway.text_stream import Piece
 
 ROUTE_HEADER = "x-baton-route"
 
@@ -36,7 +35,7 @@ async def respond(
     generation.start()
     try:
         if not fields.stream:
-            response = await race(receive, _whole(generation, writer))
+            response = await race(receive, _whole(generation, writer, fields))
             generation.close("the request has ended")
             return response
         first = await race(receive, _first_pieces(generation, config.headers_after_s))
@@ -50,14 +49,15 @@ async def respond(
         raise
 
 
-async def _whole(generation: Generation, writer: ReplyWriter) -> Response:
-    pieces: list[list[Piece]] = [[] for _ in generation.prompts]
+async def _whole(generation: Generation, writer: ReplyWriter, fields: CommonFields) -> Response:
+    pieces: list[list[IndexedPiece]] = [[] for _ in range(generation.num_answers)]
     while not generation.has_ended:
         for item in await generation.take():
-            pieces[item.index].append(item.piece)
+            pieces[item.index].append(item)
     if generation.error is not None:
         raise generation.error
-    body = writer.whole([gather(parts) for parts in pieces], usage_of(generation.usage()))
+    answers = best([gather(items) for items in pieces], fields.num_samples, fields.num_choices)
+    body = writer.whole(answers, usage_of(generation.usage()))
     return Response(body, headers=_route_headers(generation), media_type="application/json")
 
 

@@ -222,7 +222,7 @@ async def _tokens(parts: Parts, fields: LookupFields) -> list[int]:
         raise InvalidRequest("exactly one of messages and prompt must be given", param="prompt")
     limit = parts.services.cluster.max_model_len()
     if fields.messages is not None:
-        conversation = chat.conversation(chat.ChatFields(messages=fields.messages))
+        conversation = chat.conversation(fields.messages, parts.config)
         return await parts.tokenizer.encode_chat(conversation, limit)
     if isinstance(fields.prompt, str):
         return await parts.tokenizer.encode_prompt(fields.prompt, limit)

@@ -1,16 +1,44 @@
-"""Replies of ``POST /v1/chat/completions``: first the role, then content, then one chunk with the finish reason."""
+"""Replies of ``POST /v1/chat/completions``: first the role, then what the message says, then the finish reason."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from common.sampling import FinishReason
+from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
 from gateway.api.usage import Usage
 from gateway.generation import IndexedPiece
+from gateway.message_stream import (
+    ContentText,
+    MessagePart,
+    MessageStream,
+    ReasoningText,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from gateway.text_stream import Piece
 
 TokenIds = tuple[int, ...] | UnsetType
+ChatFinish = FinishReason | Literal["tool_calls"]
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """What a chunk adds to a call: the name with the first one, then arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CallDelta(msgspec.Struct, frozen=True):
+    """What a chunk adds to the calls; id and type come with the first one of a call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -18,6 +46,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[CallDelta, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -25,8 +55,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
 
@@ -43,12 +73,29 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: TokenIds = UNSET
 
 
+class Function(msgspec.Struct, frozen=True):
+    """What is called, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call that the client is asked to make."""
+
+    id: str
+    type: str
+    function: Function
+
+
 class AssistantMessage(msgspec.Struct, frozen=True):
     """The whole answer."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[Call, ...] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -56,8 +103,8 @@ class Choice(msgspec.Struct, frozen=True):
 
     index: int
     message: AssistantMessage
-    logprobs: None
-    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinish | None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: TokenIds = UNSET
 
@@ -72,14 +119,24 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatReply:
-    """Writes one reply; remembers which choices have begun."""
+    """Writes one reply; remembers which choices have begun.
 
-    def __init__(self, head: ReplyHead) -> None:
+    ``make_stream`` makes the reader of a choice's text, None when the text is all content. ``is_named`` says that the
+    client chose the tool, so that a call is no reason to finish.
+    """
+
+    def __init__(
+        self, head: ReplyHead, make_stream: Callable[[], MessageStream] | None = None, *, is_named: bool = False
+    ) -> None:
         self._head = head
+        self._make_stream = make_stream
+        self._is_named = is_named
         self._begun: set[int] = set()
+        self._streams: dict[int, MessageStream] = {}
 
     def chunks(self, piece: IndexedPiece, usage: Usage | None) -> list[bytes]:
         """See :class:`gateway.api.reply.ReplyWriter`."""
@@ -89,14 +146,34 @@ class ChatReply:
             self._begun.add(index)
             choice = ChunkChoice(index, Delta("assistant", ""))
             found.append(self._chunk([choice], usage, self._head.prompts[index] if with_ids else UNSET))
-        if part.text or (with_ids and part.token_ids):
-            token_ids = part.token_ids if with_ids else UNSET
-            found.append(self._chunk([ChunkChoice(index, Delta(content=part.text), token_ids=token_ids)], usage))
+        deltas, logprobs = self._deltas(index, part), chat_logprobs(part.token_ids, part.logprobs, self._head.texts)
+        if not deltas and part.token_ids and (with_ids or logprobs):
+            deltas = [Delta(content="")]
+        token_ids = part.token_ids if with_ids else UNSET
+        for delta in deltas:
+            found.append(self._chunk([ChunkChoice(index, delta, logprobs, token_ids=token_ids)], usage))
+            token_ids, logprobs = UNSET, None
         if part.finish is not None:
             stop_reason = UNSET if part.stop_reason is None else part.stop_reason
-            choice = ChunkChoice(index, Delta(), finish_reason=part.finish, stop_reason=stop_reason)
+            finish = self._finish(part.finish, self._streams.get(index))
+            choice = ChunkChoice(index, Delta(), finish_reason=finish, stop_reason=stop_reason)
             found.append(self._chunk([choice], usage))
         return found
+
+    def _deltas(self, index: int, piece: Piece) -> list[Delta]:
+        if self._make_stream is None:
+            return [Delta(content=piece.text)] if piece.text else []
+        if index not in self._streams:
+            self._streams[index] = self._make_stream()
+        stream = self._streams[index]
+        parts = stream.feed(piece.text)
+        if piece.finish is not None:
+            parts += stream.flush()
+        return [_delta(part) for part in parts]
+
+    def _finish(self, finish: FinishReason, stream: MessageStream | None) -> ChatFinish:
+        is_calls = finish is FinishReason.STOP and stream is not None and stream.num_calls > 0
+        return "tool_calls" if is_calls and not self._is_named else finish
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See :class:`gateway.api.reply.ReplyWriter`."""
@@ -105,17 +182,7 @@ class ChatReply:
     def whole(self, answers: Sequence[WholeAnswer], usage: Usage) -> bytes:
         """See :class:`gateway.api.reply.ReplyWriter`."""
         head, with_ids = self._head, self._head.return_token_ids
-        choices = [
-            Choice(
-                index,
-                AssistantMessage("assistant", answer.text),
-                None,
-                answer.finish,
-                UNSET if answer.stop_reason is None else answer.stop_reason,
-                answer.token_ids if with_ids else UNSET,
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = [self._choice(index, answer, with_ids=with_ids) for index, answer in enumerate(answers)]
         return msgspec.json.encode(
             ChatCompletion(
                 id=head.id,
@@ -124,7 +191,20 @@ class ChatReply:
                 choices=choices,
                 usage=usage,
                 prompt_token_ids=head.prompts[0] if with_ids else UNSET,
+                prompt_logprobs=head.prompt_logprobs(0, answers[0]),
             )
+        )
+
+    def _choice(self, index: int, answer: WholeAnswer, *, with_ids: bool) -> Choice:
+        stream = None if self._make_stream is None else self._make_stream()
+        parts = [ContentText(answer.text)] if stream is None else stream.feed(answer.text) + stream.flush()
+        return Choice(
+            index,
+            _message(parts),
+            chat_logprobs(answer.token_ids, answer.logprobs, self._head.texts),
+            None if answer.finish is None else self._finish(answer.finish, stream),
+            UNSET if answer.stop_reason is None else answer.stop_reason,
+            answer.token_ids if with_ids else UNSET,
         )
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None, prompt_token_ids: TokenIds = UNSET) -> bytes:
@@ -139,3 +219,33 @@ class ChatReply:
                 prompt_token_ids=prompt_token_ids,
             )
         )
+
+
+def _delta(part: MessagePart) -> Delta:
+    match part:
+        case ContentText(text):
+            return Delta(content=text)
+        case ReasoningText(text):
+            return Delta(reasoning_content=text)
+        case ToolCallStart(index, call_id, name):
+            return Delta(tool_calls=(CallDelta(index, FunctionDelta("", name), call_id, "function"),))
+        case ToolCallArguments(index, text):
+            return Delta(tool_calls=(CallDelta(index, FunctionDelta(text)),))
+
+
+def _message(parts: Sequence[MessagePart]) -> AssistantMessage:
+    """Return the message that ``parts`` make up; its content is null when it has calls and says nothing."""
+    content = "".join([part.text for part in parts if isinstance(part, ContentText)])
+    reasoning = "".join([part.text for part in parts if isinstance(part, ReasoningText)])
+    starts = [part for part in parts if isinstance(part, ToolCallStart)]
+    arguments = [""] * len(starts)
+    for part in parts:
+        if isinstance(part, ToolCallArguments):
+            arguments[part.index] += part.text
+    calls = tuple([Call(call.id, "function", Function(call.name, arguments[call.index])) for call in starts])
+    return AssistantMessage(
+        "assistant",
+        None if calls and not content else content,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

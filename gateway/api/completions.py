@@ -4,9 +4,8 @@ import msgspec
 
 from common.errors import InvalidRequest
 from gateway.api import refused
-from gateway.api.fields import CommonFields, check_common, decode
-
-MAX_PROMPTS = 1024
+from gateway.api.fields import MAX_LOGPROBS, CommonFields, check_common, check_range, decode
+from gateway.bounds import Bounds, check_length
 
 Prompt = str | list[int]
 """A text, or its tokens."""
@@ -16,25 +15,52 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     """What is served of a completion request."""
 
     prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """See :class:`gateway.api.fields.CommonFields`."""
+        return self.best_of or self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As there."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As there; an echoed prompt has log probabilities where the answer has."""
+        asked = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in asked if count is not None), default=None)
+
+    @property
+    def min_token_limit(self) -> int:
+        """As there; who wants the prompt back may want nothing else."""
+        return 0 if self.echo else 1
 
 
 _DECODER = msgspec.json.Decoder(CompletionFields)
 _REFUSED = refused.RefusedFields(refused.COMPLETIONS)
 
 
-def parse(body: bytes) -> CompletionFields:
+def parse(body: bytes, bounds: Bounds) -> CompletionFields:
     """Return the fields of a completion request; raises InvalidRequest."""
     fields = decode(body, _DECODER)
     _REFUSED.check(body)
-    check_common(fields)
+    check_common(fields, bounds)
+    check_range("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
+    check_range("best_of", fields.best_of, fields.num_choices, bounds.max_n)
+    if fields.stream and fields.num_samples > fields.num_choices:
+        raise InvalidRequest("best_of above n cannot be streamed: the best are known at the end", param="best_of")
     return fields
 
 
-def prompts(fields: CompletionFields, vocab_size: int) -> list[Prompt]:
+def prompts(fields: CompletionFields, vocab_size: int, bounds: Bounds) -> list[Prompt]:
     """Return the prompts one by one; raises InvalidRequest when they are mixed, empty, too many, or no tokens."""
     found = _split(fields.prompt)
-    if len(found) > MAX_PROMPTS:
-        raise _wrong(f"has more than {MAX_PROMPTS} entries")
+    check_length("prompt", found, bounds.max_prompts)
     for prompt in found:
         if not isinstance(prompt, str):
             check_tokens(prompt, vocab_size)

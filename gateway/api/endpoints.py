@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.constraint import Constraint
+from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -16,10 +19,13 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
+from gateway.api.structured import Structure, structure_of
+from gateway.api.tools import call_structure, tool_use
 from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
+from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
-from gateway.text_stream import TextStream
+from gateway.text_stream import NoText, TextStream
 
 
 async def chat_completions(request: Request) -> Response:
@@ -27,16 +33,33 @@ async def chat_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        messages = chat.conversation(fields)
+        ticket.extend(fields.num_samples - 1)
+        forms = _forms(parts, fields)
+        use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
+        forms.check(use)
+        prompt = chat.chat_prompt(fields, use, parts.config)
         limit = parts.services.cluster.max_model_len()
-        prompts = [await parts.tokenizer.encode_chat(messages, limit)]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=False)
+        token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        constraint = await _constraint(parts, fields, call_structure(use))
+        generation = _generation(
+            request,
+            fields,
+            [token_ids],
+            limit,
+            ticket,
+            arrived_at,
+            constraint,
+            continues=False,
+            shown=forms.shown_tokens(use),
+        )
     except BaseException:
         ticket.release()
         raise
-    writer = ChatReply(_head("chatcmpl", parts, fields, generation))
+    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
+    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
+    writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -45,17 +68,22 @@ async def text_completions(request: Request) -> Response:
     parts, arrived_at = parts_of(request), asyncio.get_running_loop().time()
     ticket = parts.admission.enter()
     try:
-        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes))
+        fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
         _check_model(parts, fields)
-        given = completions.prompts(fields, parts.tokenizer.vocab_size)
-        ticket.extend(len(given) - 1)
+        given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
+        ticket.extend(len(given) * fields.num_samples - 1)
         limit = parts.services.cluster.max_model_len()
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
-        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, continues=True)
+        constraint = await _constraint(parts, fields)
+        generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=True)
     except BaseException:
         ticket.release()
         raise
-    writer = CompletionReply(_head("cmpl", parts, fields, generation))
+    echo = None
+    if fields.echo:
+        texts = [parts.tokenizer.text_of(prompt) if isinstance(prompt, list) else prompt for prompt in given]
+        echo = [text for text in texts for _ in range(fields.num_choices)]
+    writer = CompletionReply(_head("cmpl", parts, fields, generation), echo)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
 
@@ -64,6 +92,30 @@ def _check_model(parts: Parts, fields: CommonFields) -> None:
         raise ModelNotFound(
             f"the model {fields.model[:100]!r} is not served here; {parts.config.model_name!r} is", param="model"
         )
+
+
+def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
+    """Return how answers are read; raises InvalidRequest for a template that the operator does not trust."""
+    if fields.chat_template is None:
+        return parts.message_forms
+    if not parts.config.trust_request_template:
+        raise InvalidRequest(
+            "chat_template is taken only by a gateway that was started with --trust-request-template",
+            param="chat_template",
+        )
+    return MessageForms.of(parts.config, fields.chat_template)
+
+
+async def _constraint(parts: Parts, fields: CommonFields, calls: Structure | None = None) -> Constraint | None:
+    """Return what the answer must look like, maybe ``calls``; raises InvalidRequest when that cannot be enforced."""
+    asked = structure_of(fields)
+    if asked is not None and calls is not None:
+        raise InvalidRequest(f"{asked.param} cannot be had from an answer that must be a call", param=asked.param)
+    structure = asked or calls
+    if structure is None:
+        return None
+    await parts.grammars.check(structure.constraint, structure.param)
+    return structure.constraint
 
 
 async def _tokens(parts: Parts, prompt: completions.Prompt, limit: int) -> list[int]:
@@ -77,15 +129,19 @@ def _generation(
     limit: int,
     ticket: Ticket,
     arrived_at: float,
+    constraint: Constraint | None,
     *,
     continues: bool,
+    shown: frozenset[str] = frozenset(),
 ) -> Generation:
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
-    def make_text(sampling: SamplingParams) -> TextStream:
+    def make_text(sampling: SamplingParams) -> TextStream | NoText:
+        if fields.token_limit() == 0:
+            return NoText()
         return TextStream(
-            tokenizer.detokenizer(continues=continues),
+            tokenizer.detokenizer(continues=continues, shown=shown),
             stop,
             sampling,
             includes_stop=bool(fields.include_stop_str_in_output),
@@ -95,8 +151,12 @@ def _generation(
         tokenizer.eos_token_ids, tokenizer.vocab_size, tokenizer.encode_words(fields.bad_words or ())
     )
 
-    jobs = [Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens)) for prompt in prompts]
-    parts.admission.check_capacity(parts.services.cluster, [(len(job.prompt), job.sampling.max_tokens) for job in jobs])
+    jobs = [
+        Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint), fields.num_samples)
+        for prompt in prompts
+    ]
+    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+    parts.admission.check_capacity(parts.services.cluster, sizes)
     return Generation(
         parts.services,
         jobs,
@@ -111,9 +171,5 @@ def _generation(
 
 
 def _head(prefix: str, parts: Parts, fields: CommonFields, generation: Generation) -> ReplyHead:
-    return ReplyHead.new(
-        prefix,
-        parts.config.model_name,
-        return_token_ids=bool(fields.return_token_ids),
-        prompts=generation.prompts,
-    )
+    texts = parts.tokenizer.names
+    return ReplyHead.new(prefix, parts.config.model_name, texts, fields, generation.prompts)

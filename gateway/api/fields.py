@@ -7,30 +7,32 @@ follow vLLM's; each error says the limit.
 import math
 import re
 import secrets
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
+from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
 from gateway.api.salt import check_salt
+from gateway.api.structured import StructuredFields
+from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
 
 MAX_ECHO = 200
 """Characters of a message about a malformed body at most."""
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_LENGTH = 4096
-MAX_STOP_TOKENS = 128
-MAX_BIASES = 1024
 MAX_BIAS = 100
-MAX_ALLOWED_TOKENS = 10_000
-MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 1024
+MAX_LOGPROBS = 20
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
+LONE_SURROGATE = "half a surrogate pair (\\\\ud800 to \\\\udfff) is no character"
+
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(_HIGH + rb"(?!" + _LOW + rb")|(?<!" + _HIGH.replace(b"{2}", b"[0-9a-fA-F]") + rb")" + _LOW)
 _PATH = re.compile(r" - at `\$\.(\w+)")
 _MISSING = re.compile(r"missing required field `(\w+)`$")
 
@@ -42,7 +44,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+class CommonFields(StructuredFields, frozen=True, kw_only=True):
     """What chat completions and completions have in common."""
 
     model: str | None = None
@@ -69,6 +71,33 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    n: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt that the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to each prompt that are written."""
+        return self.num_choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to name beside each token of an answer; None: say nothing of how likely it is."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def min_token_limit(self) -> int:
+        """The least that :meth:`token_limit` may be."""
+        return 1
 
     def token_limit(self) -> int | None:
         """Return how many tokens the client allows, if it says so; the newer name goes over the older one."""
@@ -91,7 +120,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Fields]) -> Fields:
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from error
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {str(error)[:MAX_ECHO]}") from error
+        why = LONE_SURROGATE if _LONE_SURROGATE.search(body) else str(error)[:MAX_ECHO]
+        raise InvalidRequest(f"the body is not valid JSON: {why}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
 
@@ -101,29 +131,34 @@ def _type_error(message: str) -> InvalidRequest:
     return InvalidRequest(message[:MAX_ECHO], param=match[1] if match else None)
 
 
-def check_common(fields: CommonFields) -> None:
+def check_common(fields: CommonFields, bounds: Bounds) -> None:
     """Raise InvalidRequest when a shared field is out of its bounds."""
-    _check_token_limit("max_tokens", fields.max_tokens)
-    _check_token_limit("max_completion_tokens", fields.max_completion_tokens)
-    _check_range("temperature", fields.temperature, 0, 2)
+    check_range("max_tokens", fields.max_tokens, fields.min_token_limit, math.inf)
+    check_range("max_completion_tokens", fields.max_completion_tokens, fields.min_token_limit, math.inf)
+    check_range("temperature", fields.temperature, 0, 2)
     _check_share("top_p", fields.top_p)
-    _check_range("top_k", fields.top_k, -1, math.inf)
-    _check_range("min_p", fields.min_p, 0, 1)
+    check_range("top_k", fields.top_k, -1, math.inf)
+    check_range("min_p", fields.min_p, 0, 1)
     _check_share("typical_p", fields.typical_p)
-    _check_range("presence_penalty", fields.presence_penalty, -2, 2)
-    _check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
+    check_range("presence_penalty", fields.presence_penalty, -2, 2)
+    check_range("frequency_penalty", fields.frequency_penalty, -2, 2)
     if fields.repetition_penalty is not None and not 0 < fields.repetition_penalty < math.inf:
         raise InvalidRequest("repetition_penalty must be above 0 and finite", param="repetition_penalty")
-    _check_lists(fields)
+    _check_lists(fields, bounds.max_list_entries)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
-    _check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
-    _check_stop(fields.stop_strings())
+    check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
+    _check_stop(fields.stop_strings(), bounds)
     check_salt(fields.cache_salt)
+    check_range("n", fields.n, 1, bounds.max_n)
+    check_range("prompt_logprobs", fields.prompt_logprobs, 0, MAX_LOGPROBS)
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 
 
-def _check_range(name: str, value: float | None, low: float, high: float) -> None:
+def check_range(name: str, value: float | None, low: float, high: float) -> None:
+    """Raise InvalidRequest unless ``value`` was left out or lies within its bounds."""
     if value is not None and not low <= value <= high:
         limit = f"at least {low}" if high == math.inf else f"between {low} and {high}"
         raise InvalidRequest(f"{name} must be {limit}", param=name)
@@ -134,23 +169,16 @@ def _check_share(name: str, value: float | None) -> None:
         raise InvalidRequest(f"{name} must be above 0 and at most 1", param=name)
 
 
-def _check_lists(fields: CommonFields) -> None:
-    _check_length("logit_bias", fields.logit_bias, MAX_BIASES)
-    _check_length("allowed_token_ids", fields.allowed_token_ids, MAX_ALLOWED_TOKENS)
-    _check_length("bad_words", fields.bad_words, MAX_BAD_WORDS)
-    _check_length("stop_token_ids", fields.stop_token_ids, MAX_STOP_TOKENS)
+def _check_lists(fields: CommonFields, limit: int) -> None:
+    for name in ("logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids"):
+        check_length(name, getattr(fields, name), limit)
     if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
         raise InvalidRequest("allowed_token_ids must not be empty", param="allowed_token_ids")
     for bias in (fields.logit_bias or {}).values():
-        _check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
     for word in fields.bad_words or ():
         if not 0 < len(word) <= MAX_BAD_WORD_LENGTH:
             raise InvalidRequest(f"bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters each", param="bad_words")
-
-
-def _check_length(name: str, value: Sized | None, limit: int) -> None:
-    if value is not None and len(value) > limit:
-        raise InvalidRequest(f"{name} has more than {limit} entries", param=name)
 
 
 def _check_min_tokens(value: int | None, limit: int | None) -> None:
@@ -162,18 +190,12 @@ def _check_min_tokens(value: int | None, limit: int | None) -> None:
         raise InvalidRequest(f"min_tokens is {value}, but at most {limit} tokens may be written", param="min_tokens")
 
 
-def _check_stop(stop: tuple[str, ...]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop has more than {MAX_STOP_STRINGS} strings", param="stop")
+def _check_stop(stop: tuple[str, ...], bounds: Bounds) -> None:
+    check_length("stop", stop, bounds.max_stop_strings)
     if not all(stop):
         raise InvalidRequest("stop must not contain an empty string", param="stop")
-    if any(len(text) > MAX_STOP_LENGTH for text in stop):
-        raise InvalidRequest(f"stop has a string of more than {MAX_STOP_LENGTH} characters", param="stop")
-
-
-def _check_token_limit(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InvalidRequest(f"{name} must be at least 1", param=name)
+    if any(len(text) > bounds.max_stop_length for text in stop):
+        raise InvalidRequest(f"stop has a string of more than {bounds.max_stop_length} characters", param="stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +209,19 @@ class ModelTokens:
 
 
 def sampling_params(
-    fields: CommonFields, num_prompt_tokens: int, max_model_len: int, tokens: ModelTokens
+    fields: CommonFields,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    tokens: ModelTokens,
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """Return how an answer to a prompt of ``num_prompt_tokens`` is sampled.
 
-    Raises InvalidRequest when the prompt has no token or a token id is none of the model's, and ContextLengthExceeded
-    when prompt and answer do not fit ``max_model_len``.
+    Raises InvalidRequest when the prompt has no token, a token id is none of the model's, or ``constraint`` comes with
+    other limits to the tokens; and ContextLengthExceeded when prompt and answer do not fit ``max_model_len``.
     """
+    if constraint is not None and fields.allowed_token_ids:
+        raise InvalidRequest("allowed_token_ids cannot be combined with structured output", param="allowed_token_ids")
     if num_prompt_tokens < 1:
         raise InvalidRequest("the prompt has no tokens", param=prompt_field(fields))
     room = max_model_len - num_prompt_tokens
@@ -209,8 +237,10 @@ def sampling_params(
             f"{max_model_len}",
             param="max_tokens" if fields.max_tokens == wanted else "max_completion_tokens",
         )
+    max_tokens = room if wanted is None else max(1, wanted)
+    ranks_samples = fields.num_samples > fields.num_choices
     return SamplingParams(
-        max_tokens=wanted or room,
+        max_tokens=max_tokens,
         temperature=_given(fields.temperature, 1.0),
         top_p=_given(fields.top_p, 1.0),
         top_k=max(0, _given(fields.top_k, 0)),
@@ -223,9 +253,12 @@ def sampling_params(
         logit_bias=_biases(fields.logit_bias or {}, tokens.vocab_size),
         allowed_token_ids=_token_ids("allowed_token_ids", fields.allowed_token_ids or (), tokens.vocab_size),
         bad_words=tokens.bad_words,
-        min_tokens=_min_tokens(fields, wanted or room),
+        min_tokens=_min_tokens(fields, max_tokens),
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
+        constraint=constraint,
+        logprobs=0 if fields.num_logprobs is None and ranks_samples else fields.num_logprobs,
+        prompt_logprobs=fields.num_prompt_logprobs,
     )
 
 

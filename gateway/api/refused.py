@@ -18,12 +18,6 @@ _NULL = msgspec.Raw(b"null")
 
 # Each field with the values, besides null, that ask for nothing.
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "top_logprobs": (0,),
-    "tools": (),
-    "tool_choice": ("none",),
     "functions": (),
     "function_call": ("none",),
     "stop_regex": ([],),
@@ -35,25 +29,15 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
-    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
     "thinking_token_budget": (),
     "repetition_detection": (),
     "vllm_xargs": ({},),
@@ -71,14 +55,13 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
-    "logprobs": (False,),
+    "best_of": (1,),
+    "echo": (False,),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "add_special_tokens": (False,),
@@ -88,7 +71,9 @@ CHAT: dict[str, tuple[Any, ...]] = _COMMON | {
 """Fields refused on chat completions."""
 
 COMPLETIONS: dict[str, tuple[Any, ...]] = _COMMON | {
-    "logprobs": (),
+    "top_logprobs": (0,),
+    "tools": (),
+    "tool_choice": ("none",),
     "suffix": ("",),
     "add_special_tokens": (True,),
     "prompt_embeds": (),

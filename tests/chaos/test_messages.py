@@ -36,7 +36,7 @@ async def workers(model: Path, redis_server: RedisServer) -> AsyncIterator[Split
 
 async def ask(stream: Duplex) -> None:
     request_id = new_request_id()
-    await stream.send(Submit(request_id, tuple(range(3, 20)), 17, SamplingParams(NUM_TOKENS, temperature=0.0)))
+    await stream.send(Submit(request_id, tuple(range(3, 20)), SamplingParams(NUM_TOKENS, temperature=0.0)))
     await stream.send(Plan(request_id, PlanKind.LOCAL))
 
 

@@ -65,6 +65,17 @@ def test_openai_completions_stream_and_not(cluster: Cluster) -> None:
     assert whole.usage.completion_tokens == 12
 
 
+@pytest.mark.parametrize("prompt", ["Hello", LONG + "Well,"], ids=["local", "remote"])
+def test_n_4_with_logprobs_and_a_stop_string_gives_all_blocks_back(cluster: Cluster, prompt: str) -> None:
+    body = {"prompt": prompt, "n": 4, "logprobs": 1, "max_tokens": 12, "stop": ["."], "seed": 3, "cache_salt": "n4"}
+    reply = post(cluster, "/v1/completions", body).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in reply["choices"]}) > 1
+    counts = [len(choice["logprobs"]["token_logprobs"]) for choice in reply["choices"]]
+    assert reply["usage"]["completion_tokens"] == sum(counts)
+    assert {worker.blocks.held for worker in cluster.wait_idle().workers} == {0}
+
+
 def test_a_long_prompt_is_read_by_the_prefill_worker(cluster: Cluster) -> None:
     answer = post(cluster, "/v1/completions", {"prompt": "Once. " + LONG, "max_tokens": 3})
     assert answer.headers["x-baton-route"].startswith("remote; prefill=prefill-0; decode=decode-0; ")

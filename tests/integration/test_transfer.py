@@ -7,7 +7,6 @@ import pytest
 from common.errors import InvalidRequest
 from common.ids import TransferId
 from common.messages import Handover, Pull
-from common.sampling import FinishReason
 from common.services import PULL
 from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
@@ -112,11 +111,11 @@ async def test_a_transfer_of_nothing_still_ends_with_handover_and_done():
 async def test_no_blocks_follow_a_token_that_ends_the_answer():
     async with source() as origin, destination() as target:
         outgoing = origin.server.open(ID, blocks(10, 11))
-        outgoing.hand_over(handover("t", 8, FinishReason.STOP))
+        outgoing.hand_over(handover("t", 8, has_kv=False))
         outcome = await target.pull(origin.offer("t"), 0, blocks(0, 1))
         assert outcome.error is None
         assert outcome.num_tokens == 0
-        assert outcome.handover == handover("t", 8, FinishReason.STOP)
+        assert outcome.handover == handover("t", 8, has_kv=False)
         assert origin.server.counters.frames_sent == 0
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,11 +44,19 @@ class Bench:
         return [*token_ids, self.tokenizer.token_to_id("<|im_end|>")] if eos else token_ids
 
     async def decode(
-        self, answer: str | Callable[[Submit], list[int]] = ANSWER, *, name: str = "decode-0", cached_tokens: int = 0
+        self,
+        answer: str | Sequence[str] | Callable[[Submit], list[int]] = ANSWER,
+        *,
+        name: str = "decode-0",
+        cached_tokens: int = 0,
     ) -> StubDecode:
-        """Start a decode worker that writes ``answer``."""
-        token_ids = self.tokens(answer) if isinstance(answer, str) else []
-        script = answer if callable(answer) else lambda submit: token_ids
+        """Start a decode worker that writes ``answer``; of several, the one at the sample's index."""
+
+        def script(submit: Submit, index: int) -> list[int]:
+            if callable(answer):
+                return answer(submit)
+            return self.tokens(answer if isinstance(answer, str) else answer[index])
+
         stub = StubDecode(self.redis, script, name=name, cached_tokens=cached_tokens)
         await stub.start()
         self.stack.push_async_callback(stub.stop)

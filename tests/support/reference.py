@@ -23,6 +23,12 @@ class Reference:
         return known[:num_tokens]
 
     @torch.inference_mode()
+    def logprobs(self, token_ids: list[int]) -> torch.Tensor:
+        """Return ``[len(token_ids), vocab]`` log probabilities: row ``p`` is of the token behind position ``p``."""
+        logits = self._model(torch.tensor([token_ids]), use_cache=False).logits[0]
+        return torch.log_softmax(logits.double(), dim=-1)
+
+    @torch.inference_mode()
     def _generate(self, token_ids: list[int], num_tokens: int) -> list[int]:
         output = self._model.generate(
             torch.tensor([token_ids]),

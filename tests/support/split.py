@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from common import queue
 from common.ids import RequestId, new_request_id, new_transfer_id
+from common.logprobs import TokenLogprobs
 from common.messages import (
     Abort,
     Accepted,
@@ -17,8 +18,10 @@ from common.messages import (
     Plan,
     PlanKind,
     Prefill,
+    PromptLogprobs,
     Refused,
     Role,
+    Sample,
     SequenceOutput,
     SessionDown,
     Started,
@@ -47,6 +50,8 @@ class Answer:
     error: str | None = None
     accepted_cached: int = 0
     started_cached: int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Split:
@@ -77,91 +82,116 @@ class Split:
         kind: PlanKind = PlanKind.REMOTE,
         *,
         num_prompt_tokens: int | None = None,
+        sample_index: int = 0,
+        **options: Any,
+    ) -> Answer:
+        """Serve one request with one sample; what follows ``num_prompt_tokens`` is its output so far.
+
+        ``options`` are as of :meth:`generate_all`.
+        """
+        prompt = token_ids[:num_prompt_tokens]
+        sample = Sample(sample_index, tuple(token_ids[len(prompt) :]))
+        return (await self.generate_all(prompt, kind, (sample,), **options))[sample_index]
+
+    async def generate_all(
+        self,
+        prompt: list[int],
+        kind: PlanKind,
+        samples: tuple[Sample, ...],
+        *,
         leave_after: int | None = None,
+        leaves: tuple[int, ...] = (),
         salt: str = "",
         peer: PeerPrefix | None = None,
         plan_delay_s: float = 0.0,
         **sampling: Any,
-    ) -> Answer:
-        """Serve one request.
+    ) -> dict[int, Answer]:
+        """Serve one request; return its answers by the index of the sample.
 
-        It is aborted after ``leave_after`` output tokens, if given; a remote plan is sent ``plan_delay_s`` after the
-        prompt was queued.
+        After ``leave_after`` output tokens of one, if given, the samples ``leaves`` are aborted, or all if it is empty;
+        a remote plan is sent ``plan_delay_s`` after the prompt was queued.
         """
         request_id = new_request_id()
         inbox = self._inboxes[request_id] = asyncio.Queue()
         params = SamplingParams(**({"max_tokens": 8, "temperature": 0.0} | sampling))
-        answer = Answer()
+        answers = {sample.index: Answer() for sample in samples}
+        submit = Submit(request_id, tuple(prompt), params, samples, salt)
         async with asyncio.timeout(LIMIT_S):
-            await self._stream.send(
-                Submit(request_id, tuple(token_ids), num_prompt_tokens or len(token_ids), params, salt)
-            )
+            await self._stream.send(submit)
             reply: Accepted | Refused = await inbox.get()
-            if isinstance(reply, Refused):
-                answer.error = reply.error.type
-                return answer
-            answer.accepted_cached = reply.cached_tokens
-            await self._plan(
-                request_id, token_ids, num_prompt_tokens or len(token_ids), params, kind, salt, peer, plan_delay_s
-            )
-            num_before = len(token_ids) - (num_prompt_tokens or len(token_ids))
-            await self._collect(inbox, answer, leave_after, num_before)
-            if leave_after is not None:
-                await self._stream.send(Abort(request_id))
-        return answer
+            for answer in answers.values():
+                if isinstance(reply, Refused):
+                    answer.error = reply.error.type
+                else:
+                    answer.accepted_cached = reply.cached_tokens
+            if isinstance(reply, Accepted):
+                await self._plan(submit, kind, peer, plan_delay_s)
+                await self._collect(inbox, submit, answers, leave_after, leaves)
+        return answers
 
-    async def _plan(
-        self,
-        request_id: RequestId,
-        token_ids: list[int],
-        num_prompt_tokens: int,
-        params: SamplingParams,
-        kind: PlanKind,
-        salt: str,
-        peer: PeerPrefix | None,
-        plan_delay_s: float,
-    ) -> None:
+    async def _plan(self, submit: Submit, kind: PlanKind, peer: PeerPrefix | None, plan_delay_s: float) -> None:
         if kind is PlanKind.LOCAL:
-            await self._stream.send(Plan(request_id, kind, peer=peer))
+            await self._stream.send(Plan(submit.request_id, kind, peer=peer))
             return
         assert self.prefill.parts is not None
         assert self.decode.parts is not None
         transfer_id = new_transfer_id()
         if not plan_delay_s:
-            await self._stream.send(Plan(request_id, kind, transfer_id))
+            await self._stream.send(Plan(submit.request_id, kind, transfer_id))
         target, decode = self.prefill.parts, self.decode.parts
         task = Prefill(
-            request_id=request_id,
+            request_id=submit.request_id,
             transfer_id=transfer_id,
-            token_ids=tuple(token_ids),
-            num_prompt_tokens=num_prompt_tokens,
-            sampling=params,
+            token_ids=submit.shared_ids,
+            num_prompt_tokens=len(submit.token_ids),
+            sampling=submit.sampling,
             decode_worker=decode.worker_id,
             decode_epoch=decode.epoch,
             decode_address=decode.address,
             remaining_s=LIMIT_S,
-            cache_salt=salt,
+            cache_salt=submit.cache_salt,
             peer=peer,
+            sample_indices=submit.next_indices,
         )
         await queue.push(self.redis, target.worker_id, target.epoch, task)
         if plan_delay_s:
             await asyncio.sleep(plan_delay_s)
-            await self._stream.send(Plan(request_id, kind, transfer_id))
+            await self._stream.send(Plan(submit.request_id, kind, transfer_id))
 
     async def _collect(
-        self, inbox: asyncio.Queue[Any], answer: Answer, leave_after: int | None, num_before: int
+        self,
+        inbox: asyncio.Queue[Any],
+        submit: Submit,
+        answers: dict[int, Answer],
+        leave_after: int | None,
+        leaves: tuple[int, ...],
     ) -> None:
-        while leave_after is None or len(answer.token_ids) < leave_after:
-            message: Started | SequenceOutput = await inbox.get()
-            if isinstance(message, Started):
-                answer.started_cached = message.cached_tokens
+        num_before = {sample.index: len(sample.output_ids) for sample in submit.samples}
+        left: set[int] = set()
+        while any(not (one.finish or one.error or index in left) for index, one in answers.items()):
+            if leave_after is not None and not left and _longest(answers) >= leave_after:
+                await self._stream.send(Abort(submit.request_id, samples=leaves))
+                left |= set(leaves or answers)
                 continue
-            assert message.output_index == num_before + len(answer.token_ids) or message.error
-            answer.token_ids += message.token_ids
-            answer.finish = message.finish
-            answer.error = message.error.type if message.error else None
-            if message.finish or message.error:
-                return
+            message: Started | PromptLogprobs | SequenceOutput = await inbox.get()
+            match message:
+                case Started():
+                    for answer in answers.values():
+                        answer.started_cached = message.cached_tokens
+                case PromptLogprobs():
+                    for answer in answers.values():
+                        assert answer.prompt_logprobs is None
+                        answer.prompt_logprobs = message.logprobs
+                case SequenceOutput(error=None):
+                    answer = answers[message.sample_index]
+                    assert message.output_index == num_before[message.sample_index] + len(answer.token_ids)
+                    answer.token_ids += message.token_ids
+                    answer.logprobs += message.logprobs
+                    answer.finish = message.finish
+                case SequenceOutput():
+                    assert message.error is not None
+                    for answer in answers.values():
+                        answer.error = message.error.type
 
     async def wait_idle(self) -> None:
         """Wait until no block is held on either side, and check the books."""
@@ -171,6 +201,10 @@ class Split:
                 while _num_in_use(host.parts.model.pool):  # noqa: ASYNC110 - nothing tells when a pool is empty
                     await asyncio.sleep(0.01)
                 host.parts.model.pool.check_integrity([])
+
+
+def _longest(answers: dict[int, Answer]) -> int:
+    return max(len(answer.token_ids) for answer in answers.values())
 
 
 def _num_in_use(pool: BlockPool) -> int:

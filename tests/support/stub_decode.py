@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from common import queue, registry
 from common.errors import BatonError, to_detail
 from common.ids import Epoch, RequestId, TransferId, WorkerId, new_epoch
+from common.logprobs import TokenLogprobs
 from common.messages import (
     Abort,
     Accepted,
@@ -24,6 +25,7 @@ from common.messages import (
     Plan,
     PlanKind,
     Prefill,
+    PromptLogprobs,
     Refused,
     Role,
     SequenceOutput,
@@ -47,8 +49,8 @@ FINGERPRINT = Fingerprint("model", "tokenizer", "shape", "float32", "none", 16, 
 BEAT_S = 0.2
 OFFER_WAIT_S = 2.0
 
-Script = Callable[[Submit], Sequence[int]]
-"""The whole answer to a prompt, from its first output token on."""
+Script = Callable[[Submit, int], Sequence[int]]
+"""A whole answer to a prompt, from its first output token on, by the index of the sample."""
 
 
 def record(worker_id: str, role: Role, **changes: object) -> WorkerRecord:
@@ -96,11 +98,23 @@ class Faults:
 @dataclass(slots=True, eq=False)
 class _Sequence:
     submit: Submit
-    answer: Sequence[int]
+    answers: dict[int, Sequence[int]]
     outbox: "asyncio.Queue[SessionDown]"
-    num_output_tokens: int
+    written: dict[int, int]
+    """Output tokens of each sample that is not over."""
     transfer_id: TransferId | None = None
     is_running: bool = False
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of the longest sample."""
+        return max(self.written.values(), default=0)
+
+
+def scripted_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """Return what a stub says of a token: it is the likeliest, and the next ids follow it."""
+    top = range(token_id, token_id + num_top)
+    return TokenLogprobs(-token_id / 1000, 1, tuple(top), tuple(-one / 1000 for one in top))
 
 
 class StubDecode:
@@ -112,6 +126,9 @@ class StubDecode:
         self.submits: list[Submit] = []
         self.plans: list[Plan] = []
         self.aborts: list[RequestId] = []
+        self.logprobs = scripted_logprobs
+        self.sample_aborts: list[int] = []
+        """Indices of the samples that were given up while others of their prompt went on."""
         self.sequences: dict[RequestId, _Sequence] = {}
         self.record = record(name, Role.DECODE, epoch=new_epoch())
         self._redis = redis
@@ -173,7 +190,7 @@ class StubDecode:
         except TimeoutError:
             return False
         sequence = self._expected()[transfer_id]
-        sequence.outbox.put_nowait(Started(sequence.submit.request_id, cached_tokens))
+        self._start(sequence, cached_tokens)
         return True
 
     def handed_over(self, transfer_id: TransferId) -> None:
@@ -211,8 +228,7 @@ class StubDecode:
                 case Plan():
                     self._planned(message)
                 case Abort():
-                    self.aborts.append(message.request_id)
-                    self.sequences.pop(message.request_id, None)
+                    self._aborted(message)
             self._notify()
 
     def _submit(self, submit: Submit, outbox: "asyncio.Queue[SessionDown]") -> None:
@@ -222,9 +238,20 @@ class StubDecode:
         if self.faults.refuse is not None:
             outbox.put_nowait(Refused(submit.request_id, to_detail(self.faults.refuse)))
             return
-        num_output_tokens = len(submit.token_ids) - submit.num_prompt_tokens
-        self.sequences[submit.request_id] = _Sequence(submit, self._script(submit), outbox, num_output_tokens)
+        answers = {sample.index: self._script(submit, sample.index) for sample in submit.samples}
+        written = {sample.index: len(sample.output_ids) for sample in submit.samples}
+        self.sequences[submit.request_id] = _Sequence(submit, answers, outbox, written)
         outbox.put_nowait(Accepted(submit.request_id, self.cached_tokens))
+
+    def _aborted(self, abort: Abort) -> None:
+        sequence = self.sequences.get(abort.request_id)
+        for index in abort.samples if sequence else ():
+            sequence.written.pop(index, None)  # type: ignore[union-attr]
+        if not abort.samples or (sequence and not sequence.written):
+            self.aborts.append(abort.request_id)
+            self.sequences.pop(abort.request_id, None)
+        else:
+            self.sample_aborts += abort.samples
 
     def _planned(self, plan: Plan) -> None:
         self.plans.append(plan)
@@ -233,7 +260,7 @@ class StubDecode:
             return
         sequence.transfer_id = plan.transfer_id
         if plan.kind is PlanKind.LOCAL:
-            sequence.outbox.put_nowait(Started(plan.request_id, self.cached_tokens))
+            self._start(sequence, self.cached_tokens)
             sequence.is_running = True
 
     # ---- steps ----
@@ -256,31 +283,48 @@ class StubDecode:
         return max((sequence.num_output_tokens for sequence in self.sequences.values()), default=0)
 
     def _step(self) -> bool:
-        """Write one token of each running sequence; return whether there was one."""
+        """Write one token of each sample of each running sequence; return whether there was one."""
         outputs: dict[asyncio.Queue[SessionDown], list[SequenceOutput]] = {}
         for request_id, sequence in list(self.sequences.items()):
             paused = self.faults.pause_after
-            if sequence.is_running and (paused is None or sequence.num_output_tokens < paused):
-                outputs.setdefault(sequence.outbox, []).append(self._output(request_id, sequence))
+            for index, num_tokens in list(sequence.written.items()):
+                if sequence.is_running and (paused is None or num_tokens < paused):
+                    outputs.setdefault(sequence.outbox, []).append(self._output(request_id, sequence, index))
         for outbox, parts in outputs.items():
             outbox.put_nowait(Tokens(tuple(parts)))
         return bool(outputs)
 
-    def _output(self, request_id: RequestId, sequence: _Sequence) -> SequenceOutput:
-        faults, at = self.faults, sequence.num_output_tokens
+    def _output(self, request_id: RequestId, sequence: _Sequence, index: int) -> SequenceOutput:
+        faults, at, answer = self.faults, sequence.written[index], sequence.answers[index]
         if faults.give_up_error is not None and at == faults.give_up_after:
-            del self.sequences[request_id]
-            return SequenceOutput(request_id, at, (), None, to_detail(faults.give_up_error))
+            self.sequences.pop(request_id, None)
+            return SequenceOutput(request_id, at, (), None, to_detail(faults.give_up_error), index)
         if at == faults.skip_after:
             at += 1
-        token_id = sequence.answer[at % len(sequence.answer)]
-        sequence.num_output_tokens = at + 1
+        token_id = answer[at % len(answer)]
+        sequence.written[index] = at + 1
         finish = finish_reason(token_id, at + 1, sequence.submit.sampling)
         if finish is not None:
-            del self.sequences[request_id]
-        if faults.repeat and at > 0:
-            return SequenceOutput(request_id, at - 1, (sequence.answer[at - 1], token_id), finish)
-        return SequenceOutput(request_id, at, (token_id,), finish)
+            del sequence.written[index]
+            if not sequence.written:
+                self.sequences.pop(request_id, None)
+        first = at - 1 if faults.repeat and at > 0 else at
+        token_ids = (*answer[first:at], token_id)
+        return SequenceOutput(
+            request_id, first, token_ids, finish, sample_index=index, logprobs=self._logprobs(sequence, token_ids)
+        )
+
+    def _logprobs(self, sequence: _Sequence, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        num_top = sequence.submit.sampling.logprobs
+        return () if num_top is None else tuple(self.logprobs(token_id, num_top) for token_id in token_ids)
+
+    def _start(self, sequence: _Sequence, cached_tokens: int) -> None:
+        submit = sequence.submit
+        sequence.outbox.put_nowait(Started(submit.request_id, cached_tokens))
+        num_top = submit.sampling.prompt_logprobs
+        if num_top is not None:
+            scores = tuple(self.logprobs(token_id, num_top) for token_id in submit.token_ids[1:])
+            sequence.outbox.put_nowait(PromptLogprobs(submit.request_id, scores))
 
     async def _beats(self) -> None:
         while True:

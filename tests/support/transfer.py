@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from common.ids import BlockId, Epoch, TransferId, WorkerId
-from common.messages import Fingerprint, Handover, HelloReply, Offer, Pull
+from common.messages import Fingerprint, Handover, HelloReply, Offer, Pull, SampledToken
 from common.model.spec import LayerSpec
 from common.rpc import Handlers, RpcServer
-from common.sampling import FinishReason
 from common.services import HELLO, PULL
 from kvstore.block_mover import BlockMover
 from kvstore.layout import KvLayout
@@ -59,8 +58,8 @@ def blocks(*numbers: int) -> list[BlockId]:
     return [BlockId(number) for number in numbers]
 
 
-def handover(transfer_id: str, num_tokens: int, finish: FinishReason | None = None) -> Handover:
-    return Handover(TransferId(transfer_id), num_tokens, token_id=42, cached_tokens=0, finish=finish)
+def handover(transfer_id: str, num_tokens: int, *, has_kv: bool = True) -> Handover:
+    return Handover(TransferId(transfer_id), num_tokens, (SampledToken(0, 42),), cached_tokens=0, has_kv=has_kv)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -96,15 +96,12 @@ async def test_a_decode_worker_that_dies_loses_no_token(bench: Bench, after: int
     assert (choice["text"], choice["token_ids"]) == (ANSWER, bench.tokens(ANSWER))
     assert response.json()["usage"]["completion_tokens"] == len(bench.tokens(ANSWER))
     moved = other.submits[0]
-    assert moved.num_prompt_tokens == len(dying.submits[0].token_ids)
-    assert moved.token_ids[: moved.num_prompt_tokens] == dying.submits[0].token_ids
-    assert (
-        list(moved.token_ids[moved.num_prompt_tokens :])
-        == bench.tokens(ANSWER)[: len(moved.token_ids) - moved.num_prompt_tokens]
-    )
+    assert moved.token_ids == dying.submits[0].token_ids
+    (sample,) = moved.samples
+    assert list(sample.output_ids) == bench.tokens(ANSWER)[: len(sample.output_ids)]
     assert moved.sampling == dying.submits[0].sampling
     assert await bench.metric("baton_migrations_total") == 1
-    assert await bench.metric("baton_prompt_tokens_total") == moved.num_prompt_tokens
+    assert await bench.metric("baton_prompt_tokens_total") == len(moved.token_ids)
 
 
 async def test_a_stream_goes_on_without_a_seam(bench: Bench) -> None:

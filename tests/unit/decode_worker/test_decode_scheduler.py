@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.sampling import SamplingParams
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
 from kvstore.block_pool import BlockPool
 from kvstore.sequence import Sequence
@@ -205,3 +206,86 @@ def test_all_sequences_finish_whatever_happens_and_the_books_balance(data: st.Da
     assert scheduler.sequences() == []
     assert all(sequence.num_output_tokens == sequence.sampling.max_tokens for sequence in everyone)
     assert pool.counts().held == 0
+
+
+def add_prompt_of(
+    pool: BlockPool, scheduler: DecodeScheduler, length: int, num_samples: int, max_tokens: int = 8
+) -> tuple[Sequence, list[Sequence]]:
+    """Return the sequence of a prompt to compute here, and its samples."""
+    prompt = add_local(pool, scheduler, length, max_tokens=max_tokens)
+    prompt.sample_indices, prompt.num_forks = tuple(range(num_samples)), num_samples
+    return prompt, [new_sequence(pool, unique_tokens(length), max_tokens) for _ in range(num_samples)]
+
+
+def fork(scheduler: DecodeScheduler, prompt: Sequence, samples: list[Sequence]) -> None:
+    """Do what the engine does with a computed prompt and the first token of each sample."""
+    scheduler.fork(prompt, samples)
+    scheduler.retire(prompt)
+    prompt.table.release()
+    for number, sample in enumerate(samples):
+        sample.token_ids.append(1_000 + number)
+
+
+@pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 1])
+def test_samples_share_the_prompt_and_copy_only_its_partial_block(length: int):
+    pool, scheduler = make()
+    prompt, samples = add_prompt_of(pool, scheduler, length, 4)
+    scheduler.computed(scheduler.schedule().chunks[0])
+    fork(scheduler, prompt, samples)
+    assert pool.counts().held == len(samples[0].table.block_ids)
+    step = scheduler.schedule()
+    is_partial = length % BLOCK > 0
+    assert len(step.copies) == 3 * is_partial  # the last one to write has the block for itself
+    assert len({copy.dst for copy in step.copies}) == len(step.copies)
+    assert sizes(step) == [1] * 4
+    assert pool.counts().held == 2 + 4
+    pool.check_integrity([sample.table.block_ids for sample in samples])
+    for chunk in step.chunks:
+        scheduler.computed(chunk)
+    assert scheduler.schedule().copies == ()
+
+
+def test_a_prompt_of_several_samples_takes_their_places():
+    pool, scheduler = make(max_num_seqs=4)
+    add_local(pool, scheduler, BLOCK, start=1, max_tokens=20)
+    prompt, _ = add_prompt_of(pool, scheduler, BLOCK, 4)
+    for _ in range(3):
+        assert prompt not in [chunk.sequence for chunk in run_step(scheduler).chunks]
+    (other,) = [sequence for sequence in scheduler.sequences() if sequence is not prompt]
+    scheduler.retire(other)
+    other.table.release()
+    assert [chunk.sequence for chunk in scheduler.schedule().chunks] == [prompt]
+
+
+def test_a_pulled_prompt_whose_first_tokens_are_known_needs_no_logits():
+    pool, scheduler = make()
+    prompt = add_offered(pool, scheduler, 2 * BLOCK)
+    prompt.num_forks = 2
+    scheduler.schedule()
+    prompt.sample_indices = ()
+    scheduler.pulled(prompt, 2 * BLOCK)
+    assert prompt.num_remaining_tokens == 0
+
+
+def test_samples_without_a_block_left_for_a_copy_are_preempted_and_finish_later():
+    pool, scheduler = make(num_blocks=4)
+    prompt, samples = add_prompt_of(pool, scheduler, 2 * BLOCK + 1, 3, max_tokens=6)
+    scheduler.computed(scheduler.schedule().chunks[0])
+    fork(scheduler, prompt, samples)
+    for _ in range(80):
+        run_step(scheduler)
+    assert [sample.num_output_tokens for sample in samples] == [6, 6, 6]
+    assert scheduler.num_preemptions > 0
+    assert pool.counts().held == 0
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_whole_in_small_chunks():
+    pool, scheduler = make(num_blocks=200, token_budget=1_000)
+    for _ in range(2):
+        sequence = add_local(pool, scheduler, 300, max_tokens=1)
+        sequence.sampling = SamplingParams(1, prompt_logprobs=0)
+        scored = []
+        while sequence in scheduler.sequences():
+            scored += sizes(run_step(scheduler))
+            sequence.scored(sequence.num_computed_tokens, ())
+        assert scored == [128, 128, 44]

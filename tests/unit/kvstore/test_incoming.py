@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from common.errors import CorruptFrame
 from common.ids import BlockId, TransferId
-from common.messages import End, Handover, KvFrame, PullItem
-from common.sampling import FinishReason
+from common.messages import End, Handover, KvFrame, PullItem, SampledToken
 from common.wire import decode_pull_item, encode_pull_item, payload_checksum
 from kvstore.incoming import Incoming
 
@@ -35,8 +34,8 @@ def frame(seq: int, token_start: int, token_end: int, /, **changes: object) -> K
     return msgspec.structs.replace(whole, **changes)
 
 
-def handover(num_tokens: int, finish: FinishReason | None = None) -> Handover:
-    return Handover(ID, num_tokens, token_id=9, cached_tokens=0, finish=finish)
+def handover(num_tokens: int, *, has_kv: bool = True) -> Handover:
+    return Handover(ID, num_tokens, (SampledToken(0, 9),), cached_tokens=0, has_kv=has_kv)
 
 
 GOOD: list[PullItem] = [frame(0, 0, 8), frame(1, 8, 12), handover(14), frame(2, 12, 14), End(ID, 3)]
@@ -99,7 +98,7 @@ def test_nothing_moves_when_all_tokens_are_there(table: list[BlockId]):
 
 def test_nothing_more_comes_when_the_token_ends_the_answer():
     received = Received()
-    received.take_all([frame(0, 0, 8), handover(14, FinishReason.STOP), End(ID, 1)])
+    received.take_all([frame(0, 0, 8), handover(14, has_kv=False), End(ID, 1)])
     assert received.incoming.is_complete
     assert received.incoming.num_tokens == 8
 

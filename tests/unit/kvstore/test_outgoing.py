@@ -6,8 +6,7 @@ import pytest
 
 from common.errors import BatonError, InternalError, InvalidRequest, UnknownTransfer
 from common.ids import BlockId, TransferId
-from common.messages import Handover
-from common.sampling import FinishReason
+from common.messages import Handover, SampledToken
 from kvstore.outgoing import FrameSpan, Outgoing, fresh
 
 BLOCK = 4
@@ -19,8 +18,8 @@ def new_outgoing(num_blocks: int = 3) -> Outgoing:
     return Outgoing(ID, 1, blocks, BLOCK, lambda outgoing, error: outgoing.end(error))
 
 
-def handover(num_tokens: int, finish: FinishReason | None = None) -> Handover:
-    return Handover(ID, num_tokens, token_id=7, cached_tokens=0, finish=finish)
+def handover(num_tokens: int, *, has_kv: bool = True) -> Handover:
+    return Handover(ID, num_tokens, (SampledToken(0, 7),), cached_tokens=0, has_kv=has_kv)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_a_puller_that_has_every_token_waits_for_the_handover_only():
 
 def test_nothing_more_is_needed_when_the_token_ends_the_answer():
     outgoing = new_outgoing()
-    outgoing.hand_over(handover(10, FinishReason.STOP))
+    outgoing.hand_over(handover(10, has_kv=False))
     assert outgoing.is_served(0)
 
 

@@ -1,0 +1,67 @@
+"""Where a sequence is in its grammar, and which tokens that allows next.
+
+Made from the output tokens alone and brought up to date with each step, as a :class:`common.model.history.TokenHistory`
+is. So it is the same on whatever worker, after a hand-over, a fork, a preemption or a move. Never loads torch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import BatonError, InternalError, InvalidRequest
+from common.grammar import Grammar
+
+Mask = NDArray[np.bool_]
+
+
+class GrammarState:
+    """Follows one sequence. Owned by the sequence; used by the compute thread.
+
+    ``eos_token_ids`` are the ends that the sequence may take. Once ``error`` is set, nothing else holds any more.
+    """
+
+    def __init__(self, grammar: Grammar, eos_token_ids: Sequence[int]) -> None:
+        self.num_tokens = 0
+        """Output tokens seen so far."""
+        self.error: BatonError | None = None
+        self._matcher = grammar.matcher()
+        self._withheld = [token_id for token_id in grammar.eos_token_ids if token_id not in eos_token_ids]
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take the output tokens that follow those seen so far."""
+        self.num_tokens += len(token_ids)
+        if self.error is None and not self._matcher.consume_tokens(list(token_ids)):
+            self.error = InternalError("the answer does not follow its structure")
+
+    def allowed(self, vocab_size: int) -> Mask:
+        """Return ``[vocab_size]``: which tokens may come next; all of them after an error.
+
+        A withheld end is among them only where nothing else is.
+        """
+        bits = np.ones(vocab_size, dtype=np.bool_)
+        if self.error is None:
+            words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            bits = np.unpackbits(words, count=vocab_size, bitorder="little").view(np.bool_)
+            self._withhold(bits)
+            self._check(not self._matcher.is_error() and bool(bits.any()))
+        return bits
+
+    def is_complete_with(self, token_id: int) -> bool:
+        """Whether nothing can follow ``token_id``, one of the allowed tokens."""
+        if self.error is not None:
+            return False
+        self._check(self._matcher.consume_token(token_id))
+        is_complete = self._matcher.is_stopped()
+        self._check(self._matcher.rollback(1))
+        return is_complete
+
+    def _withhold(self, bits: Mask) -> None:
+        ends = [token_id for token_id in self._withheld if bits[token_id]]
+        bits[ends] = False
+        if ends and not bits.any():
+            bits[ends] = True
+
+    def _check(self, holds: bool) -> None:
+        if not holds and self.error is None:
+            self.error = InvalidRequest("the structure that was asked for is too complex, or cannot be continued")
