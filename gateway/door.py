@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import BatonError, InternalError, NotFound
+from common.logs import client_request
 from gateway.api.errors import error_headers, error_reply
 from gateway.api.salt import CACHE_SALT
 from gateway.client_gone import ClientGone
@@ -47,6 +48,7 @@ class Door:
             return
         headers = Headers(scope=scope)
         answer = _Answer(send, _request_id(headers))
+        client_request.set(answer.request_id)  # of this request's task, and of those that it starts
         try:
             scope[CACHE_SALT] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, answer.send)
@@ -55,7 +57,7 @@ class Door:
         except BatonError as error:
             await error_response(error)(scope, receive, answer.send)
         except Exception:
-            log.exception("%s %s: fault, request %s", scope["method"], scope["path"], answer.request_id)
+            log.exception("%s %s: fault", scope["method"], scope["path"])
             if answer.status:  # its headers are out; closing the connection is all that is left
                 raise
             await error_response(InternalError("internal error"))(scope, receive, answer.send)

@@ -157,7 +157,17 @@ class Flow:
                     self.abort("the answer has ended")
             if any(sample.finish is None for sample in open_samples):
                 self._learn(attempt)
-        self._services.metrics.ended(len(self.prompt), asyncio.get_running_loop().time() - self._arrived_at)
+        elapsed_s = asyncio.get_running_loop().time() - self._arrived_at
+        self._services.metrics.ended(len(self.prompt), elapsed_s)
+        log.info(
+            "%s: %s, %d + %d tokens in %.3f s, %s",
+            self._name,
+            ", ".join(sample.finish or "unfinished" for sample in self.samples),
+            len(self.prompt),
+            self.num_output_tokens,
+            elapsed_s,
+            self.route.header() if self.route else "no route",
+        )
 
     def abort(self, reason: str) -> None:
         """Tell the decode worker, if one has the sequence, that it is not wanted any more. Never waits."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.errors import Unavailable
-from common.messages import BlockCounts, PlannerStep, Role, SlotCounts
+from common.messages import BlockCounts, Fingerprint, PlannerStep, Role, SlotCounts
 from gateway.parts import Parts, baton_version, parts_of
 from gateway.planner.pressure import Pressure
 from gateway.router import WorkerView
@@ -47,6 +47,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: SlotCounts
     kv_waste: float
     """Share of the slots in held blocks that hold no token."""
+    fingerprint: Fingerprint
+    """What two workers must have in common to exchange blocks."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -184,6 +186,7 @@ def _worker(worker: WorkerView) -> WorkerStatus:
         blocks=record.blocks,
         slots=record.slots,
         kv_waste=kv_waste(record.slots),
+        fingerprint=record.fingerprint,
     )
 
 

@@ -240,6 +240,9 @@ class Planner:
         if self.home is None or self.home.total != seen.ratio.total or self.home == seen.ratio:
             return self._say(Action.HOLD, Reason.IDLE, seen)
         action = Action.TO_PREFILL if seen.ratio.prefill < self.home.prefill else Action.TO_DECODE
+        num_donors = seen.ratio.decode if action is Action.TO_PREFILL else seen.ratio.prefill
+        if num_donors <= 1:  # home is a cluster without prefill workers
+            return self._say(Action.HOLD, Reason.LAST_OF_ITS_ROLE, seen)
         return self._say(action, Reason.IDLE, seen)
 
     def _say(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from common.addresses import is_loopback
 from common.errors import ConfigError
+from common.logs import LogFormat
 from common.messages import Role
 from common.sizes import parse_size
 from common.tls import check_tls
@@ -33,7 +34,10 @@ class WorkerConfig:
 
     advertise: str = ""
     """HOST:PORT that other processes connect to, where a proxy or a port mapping stands between; empty: what it listens
-    on."""
+    on, or where that is every interface (0.0.0.0) the one from which Redis is reached."""
+
+    metrics_port: int | None = None
+    """Port on --host for /metrics, /health and /ready, without a key; 0 takes a free one; left out: there is none."""
 
     redis: str = "redis://127.0.0.1:6379"
     """URL of the Redis server."""
@@ -109,6 +113,9 @@ class WorkerConfig:
     log_level: str = "INFO"
     """Lowest level that is logged."""
 
+    log_format: LogFormat = "text"
+    """How log lines are written: text, or json, one object a line."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= 256:
             raise ConfigError(f"--block-size must be between 1 and 256, not {self.block_size}")
@@ -123,6 +130,8 @@ class WorkerConfig:
         for flag in ("lease_s", "drain_seconds", "priority_ageing_s"):
             if not getattr(self, flag) > 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"--metrics-port must be between 0 and 65535, not {self.metrics_port}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ConfigError(f"--advertise must be HOST:PORT, not {self.advertise}")
         check_tls(self.tls_cert, self.tls_key, self.tls_ca)

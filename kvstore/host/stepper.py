@@ -43,8 +43,16 @@ class ComputeThread:
 class Stepper:
     """Runs one engine's steps, one at a time, and gives blocks back when no step can write to them any more."""
 
-    def __init__(self, thread: ComputeThread, runner: ModelRunner, block_size: int, meter: StepMeter) -> None:
+    def __init__(
+        self,
+        thread: ComputeThread,
+        runner: ModelRunner,
+        block_size: int,
+        meter: StepMeter,
+        on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,
+    ) -> None:
         self.meter = meter
+        self._on_step = on_step
         self._thread = thread
         self._runner = runner
         self._block_size = block_size
@@ -58,7 +66,8 @@ class Stepper:
         may change while it runs.
         """
         self._in_flight = {chunk.sequence for chunk in chunks}
-        self.meter.begin(time.monotonic())
+        began = time.monotonic()
+        self.meter.begin(began)
         try:
             return await self._thread.call(self._job(chunks, before))
         except Exception as error:
@@ -66,7 +75,9 @@ class Stepper:
             raise InternalError("the worker could not compute the sequence") from error
         finally:
             sizes = [chunk.num_scheduled_tokens for chunk in chunks]
-            self.meter.end(time.monotonic(), sum(size for size in sizes if size > 1), decodes=1 in sizes)
+            ended = time.monotonic()
+            self._on_step(ended - began, len(chunks))
+            self.meter.end(ended, sum(size for size in sizes if size > 1), decodes=1 in sizes)
             self._end_flight()
 
     def release(self, table: BlockTable, sequence: Sequence) -> None:

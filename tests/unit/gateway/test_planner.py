@@ -173,6 +173,15 @@ def test_an_idle_cluster_goes_home() -> None:
     assert {decision.reason for _, decision in driver.done[num_before:]} == {Reason.IDLE}
 
 
+def test_home_takes_no_last_worker_either() -> None:
+    driver = Driver(ratio=Ratio(0, 3))
+    driver.look(IDLE, 1)
+    driver.ratio = Ratio(1, 2)  # an operator did that
+    last = driver.look(IDLE, 100)
+    assert driver.actions() == []
+    assert last.reason is Reason.LAST_OF_ITS_ROLE
+
+
 def test_a_steady_load_between_the_marks_moves_nothing() -> None:
     driver = Driver()
     driver.look(replace(CALM, prefill_wait=0.75, itl=0.75), 300)
