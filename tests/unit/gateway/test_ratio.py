@@ -17,7 +17,7 @@ def worker(
     name: str, role: Role, *, sequences: int = 0, tokens: int = 0, held: int = 0, **changes: object
 ) -> WorkerView:
     blocks = BlockCounts(100, 100 - held, 0, held, 0)
-    return WorkerView(record(name, role, blocks=blocks, **changes), NOW, True, sequences, tokens)
+    return WorkerView(record(name, role, blocks=blocks, **more), NOW, True, sequences, tokens)
 
 
 @given(st.integers(1, 9999), st.integers(1, 9999))
@@ -25,9 +25,7 @@ def test_a_ratio_is_read_as_it_is_written(prefill: int, decode: int) -> None:
     assert parse_ratio(str(Ratio(prefill, decode))) == Ratio(prefill, decode)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1", "1:", ":3", "0:3", "3:0", "-1:3", "1:3:1", "1.5:2", "one:three", "1" * 9 + ":1"]
-)
+@pytest.mark.parametrize("text", ["", "1", "1:", ":3", "0:3", "3:0", "-1:3", "1:3:1", "1.5:2", "one:three", "99999:1"])
 def test_what_is_no_ratio_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_ratio(text)
