@@ -13,9 +13,7 @@ from tests.support.stub_decode import record
 NOW = 100.0
 
 
-def worker(
-    name: str, role: Role, *, sequences: int = 0, tokens: int = 0, held: int = 0, **changes: object
-) -> WorkerView:
+def worker(name: str, role: Role, *, sequences: int = 0, tokens: int = 0, held: int = 0, **more: object) -> WorkerView:
     blocks = BlockCounts(100, 100 - held, 0, held, 0)
     return WorkerView(record(name, role, blocks=blocks, **more), NOW, True, sequences, tokens)
 
