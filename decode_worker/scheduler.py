@@ -279,16 +279,18 @@ class DecodeScheduler:
 
     def _yield_to_urgent(self) -> list[Slot]:
         """Preempt those whom the most urgent waiting sequence has to displace, if it may."""
-        waiting = self._by_urgency(Stage.WAITING, Stage.OFFERED)
-        if not waiting or self._has_room(waiting[0]):
+        urgent = min(self._in(Stage.WAITING, Stage.OFFERED), key=self._urgency, default=None)
+        if urgent is None:
+            return []
+        others = [slot for slot in self._in(Stage.RUNNING) if self._may_displace(urgent, slot)]
+        if not others or self._has_room(urgent):
             return []
         victims: list[Slot] = []
-        for slot in reversed(self._by_urgency(Stage.RUNNING)):
-            if self._may_displace(waiting[0], slot):
-                victims.append(slot)
-                if self._fits(waiting[0], victims):
-                    break
-        if not self._fits(waiting[0], victims):
+        for slot in sorted(others, key=self._urgency, reverse=True):
+            victims.append(slot)
+            if self._fits(urgent, victims):
+                break
+        if not self._fits(urgent, victims):
             return []
         preempted: list[Slot] = []
         for victim in victims:
@@ -352,6 +354,8 @@ class DecodeScheduler:
         restored: list[Restore] = []
         passed: list[Slot] = []
         num_running = self._num_seats_taken()
+        if num_running >= self._max_num_seqs:
+            return pulls, started, restored
         for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED):
             if not self._has_seats(slot.sequence, num_running):
                 break
