@@ -9,7 +9,8 @@ when that has ended.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from collections.abc import Sequence as Seq
 
 from common.constraint import Constraint
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
@@ -38,9 +39,11 @@ from common.messages import (
 from common.rpc import Handlers
 from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
+from decode_worker.beams import Branch
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.sharing import SharingMeter
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
@@ -72,6 +75,7 @@ class DecodeEngine:
         self._compiling: dict[RequestId, asyncio.Task[None]] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
+        self._sharing = SharingMeter()
         self._draining = False
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -149,6 +153,7 @@ class DecodeEngine:
         return (
             self._counters
             | self._hits.counters()
+            | self._sharing.counters()
             | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
         )
 
@@ -221,13 +226,18 @@ class DecodeEngine:
             return InvalidRequest(f"prompt and max_tokens must be between 1 and {limit} tokens together")
         if not 1 <= len({sample.index for sample in submit.samples}) == len(submit.samples) <= config.max_num_seqs:
             return InvalidRequest(f"there may be 1 to {config.max_num_seqs} different samples of a prompt", param="n")
+        beam = submit.sampling.beam
+        if beam is not None and not len(submit.samples) <= beam.width <= config.max_num_seqs:
+            return InvalidRequest(
+                f"there may be at most {config.max_num_seqs} beams, and n of them", param="beam_width"
+            )
         if len(self._requests) >= config.max_num_seqs + config.max_waiting:
             return Overloaded("the decode worker's queue is full", retry_after_s=RETRY_AFTER_S)
         return None
 
     def _planned(self, plan: Plan) -> None:
         request = self._requests.get(plan.request_id)
-        if request is None:
+        if request is None or request.has_forked:
             return
         request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
@@ -314,7 +324,7 @@ class DecodeEngine:
             sequence.scored(0, handover.prompt_logprobs)
         if sequence.num_forks:
             sequence.sample_indices = ()  # all that it was to sample has come
-        self._append(request, handover.tokens, handover.num_tokens)
+        self._take(request, sequence, handover.tokens)
 
     def _pull_ended(self, request: Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
@@ -332,6 +342,7 @@ class DecodeEngine:
         if self._scheduler.stage(request.sequence) is Stage.PULLING:
             self._scheduler.pulled(request.sequence, outcome.num_tokens)
             self._fork_if_computed(request)
+            self._advance_beams(request)
         else:  # only the token was wanted, and it did not come
             self._scheduler.compute_here(request.sequence)
         self._wake.set()
@@ -363,6 +374,8 @@ class DecodeEngine:
             await self._wake.wait()
 
     async def _run(self, step: DecodeStep) -> None:
+        for request in {self._by_sequence[chunk.sequence] for chunk in step.chunks}:
+            self._sharing.observe([sequence.table for sequence in self._sequences_of(request)])
         try:
             results = await self._stepper.run(step.chunks)
         except InternalError as error:
@@ -384,16 +397,61 @@ class DecodeEngine:
             self._fail(sequence, result.error)
             return
         self._fork_if_computed(request)
-        self._append(request, result.tokens, sequence.num_tokens)
+        self._take(request, sequence, result.tokens)
+        self._advance_beams(request)
 
     def _fork_if_computed(self, request: Request) -> None:
         """Let the samples go on from their prompt if that is computed; it ends with it."""
         prompt = request.sequence
-        if prompt.num_forks and not prompt.num_remaining_tokens and prompt in self._by_sequence:
-            self._scheduler.fork(prompt, request.samples.values())
-            self._by_sequence |= dict.fromkeys(request.samples.values(), request)
-            self._counters["forks"] += len(request.samples)
-            self._drop(prompt)
+        if request.beams is not None or request.has_forked or not prompt.num_forks or prompt.num_remaining_tokens:
+            return
+        self._fork(request, prompt, request.samples.values())
+        request.has_forked = True
+        self._drop(prompt)
+
+    def _fork(self, request: Request, parent: Sequence, children: Collection[Sequence]) -> None:
+        self._scheduler.fork(parent, children)
+        self._by_sequence |= dict.fromkeys(children, request)
+        self._counters["forks"] += len(children)
+
+    def _advance_beams(self, request: Request) -> None:
+        """When all beams of a request have been computed, let those go on that the search has chosen."""
+        beams = request.beams
+        if request.gone or beams is None or not beams.can_advance or self._is_being_computed(request.sequence):
+            return
+        if not request.has_forked:
+            request.has_forked = True
+            request.report_prompt()
+            request.report_begin()
+        branches = beams.advance()
+        if not branches:
+            self._counters["generation_tokens"] += sum(len(one.output_ids) for one in beams.best(len(request.samples)))
+            request.report_answers(beams.best(len(request.samples)))
+            self._leave(request, finished=True)
+            return
+        sequences = [self._beam(request, branch) for branch in branches]
+        for sequence in beams.sequences:
+            if sequence not in sequences:
+                self._drop(sequence)
+        for sequence, branch in zip(sequences, branches, strict=True):
+            sequence.token_ids.append(branch.token_id)
+            self._scheduler.compute_here(sequence)  # if it had to give its blocks back
+        beams.sequences = sequences
+
+    def _is_being_computed(self, prompt: Sequence) -> bool:
+        """Whether the KV of a prompt, whose next tokens may be known, is still being pulled or computed."""
+        stage = self._scheduler.stage(prompt)
+        return stage is Stage.PULLING or (stage is Stage.RUNNING and prompt.num_remaining_tokens > 0)
+
+    def _beam(self, request: Request, branch: Branch) -> Sequence:
+        """Return the sequence for a beam of the next step, its new token not in it yet."""
+        parent = branch.parent
+        if branch.is_first:
+            parent.sample_indices, parent.num_forks = (0,), 0
+            return parent
+        child = parent.copy(self._parts.new_table(request.cache_salt))
+        self._fork(request, parent, (child,))
+        return child
 
     def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
@@ -409,6 +467,13 @@ class DecodeEngine:
                 tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             )
         request.outbox.put(Started(request.request_id, cached_tokens))
+
+    def _take(self, request: Request, sequence: Sequence, tokens: Seq[SampledToken]) -> None:
+        """Take the next tokens after ``sequence``."""
+        if request.beams is None:
+            self._append(request, tokens, sequence.num_tokens)
+        elif tokens and tokens[0].logprobs is not None:
+            request.beams.candidates[sequence] = tokens[0].logprobs
 
     def _append(self, request: Request, tokens: Iterable[SampledToken], num_tokens: int) -> None:
         request.report_prompt()
@@ -462,9 +527,8 @@ class DecodeEngine:
         self._parts.model.pool.end_quarantine(request.quarantined)
 
     def _sequences_of(self, request: Request) -> list[Sequence]:
-        """Return the request's sequences that are here: the first, or the samples that have forked from it."""
-        sequences = dict.fromkeys((request.sequence, *request.samples.values()))
-        return [sequence for sequence in sequences if sequence in self._by_sequence]
+        """Return the request's sequences that are here: the first, or the samples or beams that have forked from it."""
+        return [sequence for sequence in request.sequences() if sequence in self._by_sequence]
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence, and give its blocks back when no step can write to them."""

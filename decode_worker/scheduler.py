@@ -6,6 +6,9 @@ block when it crosses a block boundary. When the pool is full, the latest arriva
 it is computed again later from its tokens (its full blocks stay in the prefix cache while nobody needs them).
 Samples fork from their prompt and share its blocks; who writes into a shared one first gets a copy of it.
 
+A sequence with no token left to compute is parked: it keeps its blocks while nobody needs them, and waits for its next
+token (a beam waits for the other beams).
+
 Pure: knows no clock, no model and no transfer. What is in flight on the compute thread is the engine's concern: blocks
 of a sequence that leaves are given to ``retire``, and the engine releases them when no running step can write to them.
 """
@@ -28,12 +31,12 @@ MAX_LOOKAHEAD = 8
 class Stage(enum.Enum):
     """Where a sequence is in this worker; changed by the scheduler only."""
 
-    HELD = enum.auto()  # accepted; nobody has said yet who computes the prompt
+    HELD = enum.auto()  # without blocks; nobody has said yet who computes it, or it was parked
     EXPECTING = enum.auto()  # a prefill worker computes the prompt; its offer has not come
     WAITING = enum.auto()  # needs blocks, then is computed here
     OFFERED = enum.auto()  # needs blocks, then is pulled
     PULLING = enum.auto()  # has its blocks; bytes are on their way
-    RUNNING = enum.auto()  # in every step from now on
+    RUNNING = enum.auto()  # in every step from now on, unless parked
     RETIRED = enum.auto()  # finished, aborted or failed; not in the scheduler any more
 
 
@@ -150,12 +153,13 @@ class DecodeScheduler:
         sequence.num_computed_tokens += chunk.num_scheduled_tokens
         sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
 
-    def fork(self, prompt: Sequence, samples: Iterable[Sequence]) -> None:
-        """Let ``samples``, which begin with the computed ``prompt``, go on with its blocks; ``prompt`` itself stays."""
-        for sample in samples:
-            sample.table = prompt.table.fork()
-            sample.num_computed_tokens = prompt.num_computed_tokens
-            self._slots[sample] = Slot(sample, self._slots[prompt].arrival, Stage.RUNNING)
+    def fork(self, parent: Sequence, children: Iterable[Sequence]) -> None:
+        """Let ``children``, which begin with the tokens of the parked ``parent``, go on from it; it stays itself."""
+        slot = self._slots[parent]
+        for child in children:
+            child.table = parent.table.fork()
+            child.num_computed_tokens = parent.num_computed_tokens
+            self._slots[child] = Slot(child, slot.arrival, slot.stage)
 
     def retire(self, sequence: Sequence) -> None:
         """Forget ``sequence``; unknown is fine. Its blocks are left to the caller."""
@@ -166,7 +170,17 @@ class DecodeScheduler:
     # ---- the decision ----
 
     def schedule(self) -> DecodeStep:
-        """Decide one step: grow what decodes (preempting if need be), chunk what prefills, admit what fits."""
+        """Decide one step: grow what decodes (preempting if need be), chunk what prefills, admit what fits.
+
+        Where only the blocks of parked sequences keep all others from going on, the parked ones give them back.
+        """
+        step = self._decide()
+        while not step.chunks and not step.pulls and self._in(Stage.WAITING) and (parked := self._parked()):
+            self._preempt(parked[-1])
+            step = self._decide()
+        return step
+
+    def _decide(self) -> DecodeStep:
         preempted, copies = self._grow_decoding()
         pulls, started = self._admit()
         running = self._in(Stage.RUNNING)
@@ -180,6 +194,9 @@ class DecodeScheduler:
                 budget -= chunks[-1].num_scheduled_tokens
         return DecodeStep(tuple(chunks), tuple(pulls), tuple(started), tuple(preempted), tuple(copies))
 
+    def _parked(self) -> list[Slot]:
+        return [slot for slot in self._in(Stage.RUNNING) if slot.sequence.num_remaining_tokens == 0]
+
     def _in(self, *stages: Stage) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.stage in stages]
 
@@ -187,6 +204,8 @@ class DecodeScheduler:
         preempted: list[Slot] = []
         copies: list[BlockCopy] = []
         for slot in self._in(Stage.RUNNING):  # in order of arrival: the latest pays first
+            if slot.sequence.num_remaining_tokens == 0:
+                continue
             while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
                 victim = self._in(Stage.RUNNING)[-1]
                 self._preempt(victim)
@@ -201,9 +220,10 @@ class DecodeScheduler:
         return table.blocks_needed(sequence.num_tokens) + num_copies <= self._pool.num_available
 
     def _preempt(self, slot: Slot) -> None:
+        is_parked = slot.sequence.num_remaining_tokens == 0
         slot.sequence.table.release()
         slot.sequence.num_computed_tokens = 0
-        slot.stage = Stage.WAITING
+        slot.stage = Stage.HELD if is_parked else Stage.WAITING
         slot.num_bypassed = 0
         self._num_preemptions += 1
 
