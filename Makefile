@@ -15,7 +15,8 @@ SOURCES := $(PACKAGES) tests benchmarks
 INSTALLED := $(VENV)/.installed
 
 # One thread for each library's pool: what is tested are results, and several processes share the cores.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Triton kernels run in their interpreter, also where there is a GPU: that is for gpu-test.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false TRITON_INTERPRET=1
 
 help:
 	@sed -n '2,4s/^# *//p' Makefile

@@ -7,7 +7,7 @@ Session (gateway <-> decode, one bidirectional stream a pair):  Submit -> Accept
     Started, maybe PromptLogprobs, then Tokens for all its sequences once a step.
 Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
-Control (gateway -> worker, for its operator):  Drain, Inspect.
+Control (gateway -> worker, for its operator):  Drain, TakeRole, Inspect.
 Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
 Sharing (any worker -> any worker):  Borrow, then Pull -> KvFrame ..., End.   Gateway -> worker:  Keep, ResetCache.
 """
@@ -347,6 +347,17 @@ class Drain(Message, frozen=True):
     epoch: Epoch
 
 
+class TakeRole(Message, frozen=True):
+    """Take nothing new, let running work end or move, then work in ``role`` under a new epoch."""
+
+    epoch: Epoch
+    role: Role
+    drain_s: float
+    """Seconds that running work gets."""
+    fence: int
+    """Number under which the sender may change roles; one below the highest seen is refused."""
+
+
 class Inspect(Message, frozen=True):
     """Say what is held, and whether the books balance."""
 
@@ -490,6 +501,45 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since the step loop last turned while work exists; 0 when idle."""
     pull_tokens_per_s: float = 0.0
     """Measured tokens a second of blocks pulled from other workers; 0 until measured."""
+    busy: float = 0.0
+    """Share of the last seconds in which a step ran."""
+    itl_s: float = 0.0
+    """Seconds between two tokens of a sequence, a mean of the last ones; 0 while nothing decodes."""
+    admission_wait_s: float = 0.0
+    """Seconds for which the sequence that has waited longest for room has waited."""
+
+
+# ---- planner: gateway -> gateways, in Redis ----------------------------------------------------
+
+
+class PlannerStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One decision of the planner: to do something, or to hold for another reason than before."""
+
+    at_s: int
+    """Unix time."""
+    action: str
+    reason: str
+    ratio: str
+    """Before it."""
+    prefill: float
+    """Smoothed pressure of the prefill pool; 1 is where the target is missed."""
+    decode: float
+    donor_after: float
+    """Predicted pressure of the pool that gives a worker; 0 where none was considered."""
+    local_prefill_tokens: int
+    outcome: str
+    """``advised``, ``begun``, ``done``, or why it failed; empty for a hold."""
+
+
+class PlannerState(Message, frozen=True):
+    """What the gateway that plans has decided, for all gateways to follow and to show."""
+
+    leader: str
+    mode: str
+    home: str
+    local_prefill_tokens: int
+    steps: tuple[PlannerStep, ...]
+    """The last ones, oldest first."""
 
 
 QUEUE_RESETS = "queue_resets"

@@ -23,6 +23,7 @@ from common.messages import (
     ResetCache,
     SessionDown,
     SessionUp,
+    TakeRole,
 )
 
 
@@ -46,6 +47,7 @@ KEEP = Method("/baton.Blocks/Keep", Keep, Ack)  # unary, control channel
 RESET_CACHE = Method("/baton.Blocks/ResetCache", ResetCache, Ack)  # unary, control channel
 
 DRAIN = Method("/baton.Worker/Drain", Drain, Ack)  # unary, control channel
+TAKE_ROLE = Method("/baton.Worker/TakeRole", TakeRole, Ack)  # unary, control channel
 INSPECT = Method("/baton.Worker/Inspect", Inspect, KvReport)  # unary, control channel
 
 # Served by a decode worker.

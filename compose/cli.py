@@ -23,6 +23,7 @@ from compose.cache_view import (
 from compose.console import result
 from compose.drain import DrainConfig, drain
 from compose.model_source import resolve_model
+from compose.ratio import RatioConfig, RatioSetConfig, ratio, ratio_set
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
 from compose.up import up
@@ -71,6 +72,24 @@ def _drain(worker: str, /, *, config: Annotated[DrainConfig, Parameter(name="*")
     uvloop.run(drain(worker, config or DrainConfig()))
 
 
+def _ratio_set(ratio: str, /, *, config: Annotated[RatioSetConfig, Parameter(name="*")] | None = None) -> None:
+    """Change how many workers have which role, without a restart; running answers end or move.
+
+    Parameters
+    ----------
+    ratio
+        PREFILL:DECODE, such as 1:3; of as many workers as there are.
+    """
+    uvloop.run(ratio_set(ratio, config or RatioSetConfig()))
+
+
+def _ratio() -> App:
+    app = application("ratio", "Show, or change, how many workers have which role.")
+    app.default(command(RatioConfig, ratio))
+    app.command(_ratio_set, name="set")
+    return app
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -93,6 +112,7 @@ def baton() -> App:
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
     app.command(_cache())
+    app.command(_ratio())
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

@@ -10,7 +10,7 @@ from compose.embedded_redis import new_address, valkey_spec, wait_redis
 from compose.first_of import first_of
 from compose.keeper import Keeper
 from compose.model_tool import fetch_model
-from compose.plan import Plan, Site, base_env, client_model_name, plan_cluster
+from compose.plan import Plan, Site, base_env, client_model_name, forget_roles, plan_cluster
 from compose.ports import free_port
 from compose.readiness import wait_ready
 from compose.supervisor import Supervisor
@@ -37,7 +37,8 @@ class LocalCluster:
         model_dir = await fetch_model(self._config.model, self._env)
         redis_url = await self._start_redis()
         name = client_model_name(self._config.model, model_dir)
-        site = Site(model_dir, name, self._port, redis_url, cluster_token=secrets.token_hex(16))
+        site = Site(model_dir, name, self._port, redis_url, secrets.token_hex(16), self._supervisor.log_dir)
+        forget_roles(site)
         self._start(plan_cluster(self._config, site, os.environ))
         await first_of(wait_ready(self._url(reachable=True), _report), self._supervisor.wait_given_up())
         self._supervisor.mark_ready()

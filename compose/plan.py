@@ -17,6 +17,7 @@ STOP_MARGIN_S = 5.0
 """A process gets this long beyond its own limit for draining before it is killed."""
 
 _SECRETS = frozenset({"redis", "cluster_token", "admin_key"})
+_ROLE_SUFFIX = ".role"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -31,6 +32,8 @@ class Site:
     """The HTTP port, never 0."""
     redis_url: str
     cluster_token: str
+    log_dir: Path
+    """Where the workers' roles are remembered too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ def plan_cluster(config: UpConfig, site: Site, environ: Mapping[str, str]) -> Pl
         gateway=_gateway(config, site, env | secrets),
         workers=tuple(_worker(config, site, role, index, threads, worker_env) for role, index in roles),
     )
+
+
+def forget_roles(site: Site) -> None:
+    """Let every worker of this start begin in the role of its name, whatever it did in an earlier one."""
+    for role_file in site.log_dir.glob(f"*{_ROLE_SUFFIX}"):
+        role_file.unlink()
 
 
 def base_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -83,6 +92,9 @@ def _gateway(config: UpConfig, site: Site, env: Mapping[str, str]) -> ChildSpec:
         prefill_expected=config.prefill > 0,
         local_prefill_tokens=config.local_prefill_tokens,
         pin_prefix=config.pin_prefix,
+        planner=config.planner,
+        planner_ttft_s=config.planner_ttft_s,
+        planner_itl_s=config.planner_itl_s,
     )
     return ChildSpec(
         "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_seconds + STOP_MARGIN_S
@@ -104,6 +116,7 @@ def _worker(config: UpConfig, site: Site, role: Role, index: int, threads: int, 
         max_model_len=config.max_model_len,
         tenant_cache_share=config.tenant_cache_share,
         threads=threads,
+        role_file=site.log_dir / f"{role}-{index}{_ROLE_SUFFIX}",
     )
     argv = _program(f"{role}_worker", to_argv(options, secret=_SECRETS))
     return ChildSpec(options.worker_id, argv, env, options.drain_seconds + STOP_MARGIN_S)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import Unavailable
-from common.messages import BlockCounts
+from common.messages import BlockCounts, PlannerStep
 from compose.readiness import error_message
 
 WIDE = 120
@@ -50,11 +50,36 @@ class Ratio(msgspec.Struct, frozen=True):
     decode: int
 
 
+class Pressure(msgspec.Struct, frozen=True):
+    """How hard the pools are pressed; 1 is where the target is missed."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    prefill_wait: float = 0.0
+    prefill_busy: float = 0.0
+    kv_use: float = 0.0
+    itl: float = 0.0
+    admission: float = 0.0
+    missing: str = ""
+
+
+class Planner(msgspec.Struct, frozen=True):
+    """Who plans the ratio, and what was decided last."""
+
+    mode: str = "off"
+    leader: str = ""
+    home: str = ""
+    local_prefill_tokens: int = 0
+    steps: tuple[PlannerStep, ...] = ()
+
+
 class ClusterView(msgspec.Struct, frozen=True):
     """The answer of ``GET /v1/cluster``."""
 
     workers: tuple[WorkerView, ...]
     ratio: Ratio
+    pressure: Pressure = Pressure()
+    planner: Planner = Planner()
 
 
 @dataclass(frozen=True, slots=True)

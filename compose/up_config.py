@@ -55,6 +55,16 @@ class UpConfig:
     local_prefill_tokens: int = 64
     """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
 
+    planner: Literal["off", "advise", "auto"] = "off"
+    """Whether the ratio of prefill to decode workers follows the load: off; advise: decide and say so; auto: decide and
+    do it."""
+
+    planner_ttft_s: float = 2.0
+    """Seconds to a first token that the planner aims for."""
+
+    planner_itl_s: float = 0.15
+    """Seconds between two tokens of an answer that the planner aims for."""
+
     pin_prefix: Path | None = None
     """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
     {"name": ..., "prompt": ...}."""
@@ -77,6 +87,9 @@ class UpConfig:
         for name in ("kv_blocks", "max_model_len", "threads", "local_prefill_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name)}")
+        for name in ("planner_ttft_s", "planner_itl_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name)}")
         if not 0 < self.tenant_cache_share <= 1:
             raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
         parse_size(self.kv_memory, flag="--kv-memory")

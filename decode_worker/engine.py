@@ -9,6 +9,7 @@ when that has ended.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
 from collections.abc import Sequence as Seq
 
@@ -76,7 +77,11 @@ class DecodeEngine:
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
         self._sharing = SharingMeter()
+        self._sessions: set[Outbox] = set()
         self._draining = False
+        self._over = False
+        self._all_released = asyncio.Event()
+        self._all_released.set()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -112,6 +117,15 @@ class DecodeEngine:
         self._draining = True
         await self._empty.wait()
 
+    async def hand_back(self) -> None:
+        """Give up every sequence, so that its gateway moves it, and end the sessions."""
+        for request in list(self._requests.values()):
+            self._give_up(request, Unavailable("the decode worker takes another role"))
+        self._over = True
+        for outbox in self._sessions:
+            outbox.close()
+        await self._all_released.wait()
+
     def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
         """A decode worker hands nothing over; what it lends is the lender's."""
 
@@ -123,7 +137,15 @@ class DecodeEngine:
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
+            busy=self._stepper.meter.busy(now),
+            itl_s=self._stepper.meter.itl_s,
+            admission_wait_s=self._admission_wait_s(now),
         )
+
+    def _admission_wait_s(self, now: float) -> float:
+        waiting = self._scheduler.first_without_room()
+        since = None if waiting is None else self._by_sequence[waiting].ready_at
+        return 0.0 if since is None else max(0.0, now - since)
 
     def slots(self) -> SlotCounts:
         """Return the slots of all sequences' blocks, and how many hold a token or will when it is computed."""
@@ -162,14 +184,17 @@ class DecodeEngine:
     async def _session(self, messages: AsyncIterator[SessionUp]) -> AsyncGenerator[SessionDown, None]:
         """Serve one gateway until it goes; then whatever it had here is aborted."""
         outbox = Outbox()
+        self._sessions.add(outbox)
         reader = asyncio.create_task(self._read(messages, outbox))
         try:
             async for message in outbox.messages():
                 yield message
-            await reader
+            if not self._over:
+                await reader
         finally:
             reader.cancel()
             outbox.close()
+            self._sessions.discard(outbox)
             for request in [request for request in self._requests.values() if request.outbox is outbox]:
                 self._leave(request)
 
@@ -212,6 +237,7 @@ class DecodeEngine:
         self._requests[submit.request_id] = request
         self._by_sequence[sequence] = request
         self._empty.clear()
+        self._all_released.clear()
         self._scheduler.add(sequence)
         cached_tokens = 0 if sequence.wants_prompt_logprobs else sequence.table.cached_prefix(sequence.token_ids)
         outbox.put(Accepted(submit.request_id, cached_tokens))
@@ -272,6 +298,7 @@ class DecodeEngine:
             self._parts.puller.cancel(request.offer, "computed by the decode worker")
         self._forget_transfer(request)
         self._scheduler.compute_here(request.sequence)
+        request.ready_at = time.monotonic()
         self._wake.set()
 
     def _aborted(self, abort: Abort) -> None:
@@ -298,6 +325,7 @@ class DecodeEngine:
         self._start(request, offer.cached_tokens, count=False)
         if request.wants_kv:
             self._scheduler.offered(request.sequence)
+            request.ready_at = time.monotonic()
             self._wake.set()
         else:  # the prefill worker's token is the last one: take it, and no blocks
             self._begin_pull(request, request.sequence.num_tokens)
@@ -486,7 +514,11 @@ class DecodeEngine:
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         request = self._by_sequence.get(sequence)
-        if request is not None and not request.gone:
+        if request is not None:
+            self._give_up(request, error)
+
+    def _give_up(self, request: Request, error: BatonError) -> None:
+        if not request.gone:
             request.report_failure(error)
             self._leave(request)
 
@@ -535,6 +567,8 @@ class DecodeEngine:
         self._scheduler.retire(sequence)
         del self._by_sequence[sequence]
         self._stepper.release(sequence.table, sequence)
+        if not self._by_sequence:
+            self._all_released.set()
         self._wake.set()
 
 

@@ -46,6 +46,8 @@ class Request:
     """Its cache hits are counted already."""
     fetched_tokens: int = 0
     """Tokens of the prefix that were just pulled from a peer."""
+    ready_at: float | None = None
+    """When it lacked nothing but room to begin; monotonic seconds."""
     started: bool = False
     has_forked: bool = False
     """Its prompt is computed, and its samples or beams go on by themselves."""

@@ -99,6 +99,10 @@ class DecodeScheduler:
         """Sequences accepted and not running."""
         return len(self._slots) - self.num_running
 
+    def first_without_room(self) -> Sequence | None:
+        """Return the sequence that came first of those that only wait for room here."""
+        return next((slot.sequence for slot in self._in(Stage.WAITING, Stage.OFFERED)), None)
+
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that this worker itself has still to compute."""

@@ -6,7 +6,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import BatonError
-from gateway.api import admin, cache, endpoints, models, status
+from gateway.api import admin, cache, endpoints, models, ratio, status
 from gateway.door import Door, on_error, on_http_exception
 from gateway.parts import Parts
 
@@ -21,6 +21,7 @@ ROUTES = [
     Route("/v1/cache/lookup", cache.lookup, methods=["POST"]),
     Route("/v1/cache/reset", cache.reset, methods=["POST"]),
     Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
+    Route("/v1/cluster/ratio", ratio.set_ratio, methods=["POST"]),
     Route("/debug/kv", admin.debug_kv),
     Route("/health", status.health),
     Route("/ready", status.ready),

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from redis.asyncio import Redis
 
@@ -96,6 +97,10 @@ class Cluster:
         self._foreign: set[WorkerId] = set()
 
     # ---- what others ask ----
+
+    def set_local_prefill_tokens(self, num_tokens: int) -> None:
+        """Let prompts with at most so many tokens that are not cached be prefilled where they are decoded."""
+        self.limits = replace(self.limits, local_prefill_tokens=num_tokens)
 
     def client(self, record: WorkerRecord) -> RpcClient:
         """Return a new client of a worker; the caller closes it."""

@@ -79,6 +79,19 @@ class GatewayConfig(Bounds):
     """Seconds to a first token that the waiting prompts may already take when one more is let in; beyond that requests
     are refused with 429; 0: no limit."""
 
+    planner: Literal["off", "advise", "auto"] = "off"
+    """Whether the ratio of prefill to decode workers follows the load: off; advise: decide and say so; auto: decide and
+    do it. One gateway of a cluster plans at a time."""
+
+    planner_ttft_s: float = 2.0
+    """Seconds to a first token that the planner aims for."""
+
+    planner_itl_s: float = 0.15
+    """Seconds between two tokens of an answer that the planner aims for."""
+
+    planner_drain_s: float = 10.0
+    """Seconds that running work of a worker gets, when it takes the other role, before it moves to others."""
+
     max_requests: int = 1024
     """Answers in flight at most; more are refused with 429."""
 
@@ -124,10 +137,19 @@ class GatewayConfig(Bounds):
             "reroute_wait_s",
             "drain_seconds",
             "max_prefill_wait_s",
+            "planner_drain_s",
         ):
             if getattr(self, field) < 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must not be negative, not {getattr(self, field)}")
-        for field in ("request_timeout_s", "accept_timeout_s", "max_tick_age_s", "headers_after_s", "keep_alive_s"):
+        for field in (
+            "planner_ttft_s",
+            "planner_itl_s",
+            "request_timeout_s",
+            "accept_timeout_s",
+            "max_tick_age_s",
+            "headers_after_s",
+            "keep_alive_s",
+        ):
             if not getattr(self, field) > 0:
                 raise ConfigError(f"--{field.replace('_', '-')} must be above 0, not {getattr(self, field)}")
         check_tls(self.tls_cert, self.tls_key, self.tls_ca)

@@ -27,6 +27,13 @@ class RequestTimeout(BatonError):
     type = "request_timeout"
 
 
+class Conflict(BatonError):
+    """The cluster is busy with something that this would disturb."""
+
+    http_status = 409
+    type = "conflict_error"
+
+
 class MethodNotAllowed(BatonError):
     """The route exists, but not for this method."""
 

@@ -31,7 +31,7 @@ from gateway.cluster import Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
 from gateway.prefix_ledger import PrefixLedger
-from gateway.router import PlanChoice, Reason, RouterLimits, WorkerView, choose_decode, choose_plan
+from gateway.router import PlanChoice, Reason, WorkerView, choose_decode, choose_plan
 from gateway.sample import Sample
 from gateway.text_stream import Piece
 
@@ -59,7 +59,6 @@ class FlowServices:
     cache: CacheLedger
     prefixes: PrefixLedger
     metrics: Metrics
-    limits: RouterLimits
     accept_timeout_s: float
     max_migrations: int
     reroute_wait_s: float
@@ -172,7 +171,7 @@ class Flow:
             worker = choose_decode(
                 self._cluster.view(),
                 len(submit.shared_ids),
-                limits=self._services.limits,
+                limits=self._cluster.limits,
                 resident=self._resident,
                 exclude=self._tried,
                 draw=random.random(),
@@ -285,7 +284,7 @@ class Flow:
             attempt.worker,
             num_tokens=len(attempt.submit.shared_ids),
             cached_tokens=attempt.held_tokens,
-            limits=self._services.limits,
+            limits=self._cluster.limits,
             resident=self._resident,
             draw=random.random(),
         )

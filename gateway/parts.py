@@ -14,6 +14,8 @@ from gateway.grammar_checker import GrammarChecker
 from gateway.keys import Keys
 from gateway.message_forms import MessageForms
 from gateway.metrics import Metrics
+from gateway.planner.changer import RatioChanger
+from gateway.planner.runner import PlannerRunner
 from gateway.tokenizer import Tokenizer
 
 
@@ -33,6 +35,8 @@ class Parts:
     """All that /metrics shows."""
     admission: Admission
     running: Running
+    changer: RatioChanger
+    planner: PlannerRunner
     started_at: int
     """Unix time in seconds."""
 

@@ -39,6 +39,9 @@ from gateway.model_files import read_model_files
 from gateway.parts import Parts
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
+from gateway.planner.changer import RatioChanger
+from gateway.planner.metrics import PlannerMetrics
+from gateway.planner.runner import PlannerRunner
 from gateway.prefix_ledger import PrefixLedger
 from gateway.router import RouterLimits
 from gateway.tokenizer import Tokenizer
@@ -95,12 +98,14 @@ class GatewayServer:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
             pinning = group.create_task(self._pin_keeper(parts).run())
+            planning = group.create_task(parts.planner.run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
             server.should_exit = True
             await self._drain(parts, serving)
+            planning.cancel()
             pinning.cancel()
             following.cancel()
 
@@ -160,6 +165,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     derived.register(WorkerMetrics(cluster.view))
     derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
+    changer = RatioChanger(cluster, redis)
     services = FlowServices(
         cluster=cluster,
         redis=redis,
@@ -167,7 +173,6 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         cache=ledger,
         prefixes=PrefixLedger(),
         metrics=metrics,
-        limits=limits,
         accept_timeout_s=config.accept_timeout_s,
         max_migrations=config.max_migrations,
         reroute_wait_s=config.reroute_wait_s,
@@ -188,6 +193,8 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         registries=(metrics.registry, derived),
         admission=Admission(config.max_requests, config.ttft_target, metrics),
         running=Running(),
+        changer=changer,
+        planner=PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry)),
         started_at=time.time_ns() // 1_000_000_000,
     )
 

@@ -1,7 +1,7 @@
 """The kernels behind the model, and the choice between their versions by device.
 
 A version is an object with the two operations that a layer calls. Eager is the reference and runs anywhere; cpu walks
-the block tables with compiled loops. A further version plugs in here.
+the block tables with compiled loops; triton is for GPUs. A further version plugs in here.
 """
 
 from typing import Protocol
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.elementwise import Elementwise
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.paged_attention import paged_attention_eager
@@ -47,18 +48,44 @@ class EagerKernels:
 
 
 def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
-    """Return the version called ``name`` (``auto``, ``eager`` or ``cpu``) for ``device``; auto takes the fastest.
+    """Return the version called ``name`` (``auto``, ``eager``, ``cpu`` or ``triton``) for ``device``.
 
-    Raises ValueError when there is no such version or it cannot run on the device.
+    auto takes the fastest. triton runs on a CPU only in its interpreter, for tests. Raises ValueError when there is no
+    such version or it cannot run on the device.
     """
     if name == "auto":
-        name = "cpu" if device.type == "cpu" else "eager"
+        name = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "eager")
     if name == "eager":
         return EagerKernels()
-    if name != "cpu":
-        raise ValueError(f"there are no kernels called {name!r}; choose auto, eager or cpu")
+    if name == "cpu":
+        return _cpu_kernels(device)
+    if name == "triton":
+        return _triton_kernels(device)
+    raise ValueError(f"there are no kernels called {name!r}; choose auto, eager, cpu or triton")
+
+
+def _cpu_kernels(device: torch.device) -> Kernels:
     if device.type != "cpu":
         raise ValueError(f"the cpu kernels cannot run on {device.type}")
     from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
 
     return CpuKernels()
+
+
+def _triton_kernels(device: torch.device) -> Kernels:
+    from triton import knobs
+
+    if device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(f"the triton kernels cannot run on {device.type}, but for TRITON_INTERPRET=1")
+    from kernels.gpu.kernels import TritonKernels
+
+    return TritonKernels(device)
+
+
+def choose_elementwise(device: torch.device) -> Elementwise | None:
+    """Return fused operations for ``device``, or None where they gain nothing over torch's own."""
+    if device.type != "cuda":
+        return None
+    from kernels.gpu.elementwise import TritonElementwise
+
+    return TritonElementwise()

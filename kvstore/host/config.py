@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from common.addresses import is_loopback
@@ -90,6 +91,10 @@ class WorkerConfig:
 
     drain_seconds: float = 30.0
     """Seconds that running work may take after SIGTERM."""
+
+    role_file: Path | None = None
+    """File that remembers the role that the worker was told to take last, so that it starts again in it; none: it
+    starts in the role of its command."""
 
     log_level: str = "INFO"
     """Lowest level that is logged."""

@@ -31,6 +31,11 @@ class Engine(Protocol):
         """Take nothing new; return when nothing is left."""
         ...
 
+    async def hand_back(self) -> None:
+        """After :meth:`drain` was cut short: end what is left so that others can go on with it; return when no
+        sequence here holds a block."""
+        ...
+
     def released(self, transfer_id: TransferId, reason: ReleaseReason) -> None:
         """A lease has ended: give its blocks back."""
         ...

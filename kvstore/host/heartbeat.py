@@ -30,6 +30,7 @@ class Heartbeat:
         self._redis_is_up = True
         self._was_idle = True
         self._num_integrity_failures = 0
+        self._num_evictions_before = parts.model.pool.num_evictions  # by earlier lives, which have told of them
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -64,7 +65,7 @@ class Heartbeat:
         parts, model = self._parts, self._parts.model
         counters = self._engine.counters() | {
             "integrity_failures": self._num_integrity_failures,
-            "evictions": model.pool.num_evictions,
+            "evictions": model.pool.num_evictions - self._num_evictions_before,
             "prefix_loans": parts.lender.num_loans,
         }
         counters |= parts.fetcher.counters()

@@ -1,7 +1,7 @@
-"""A worker process: loads the model, runs one role's engine, and shuts down in order.
+"""A worker process: loads the model, lives one life after the other on it, and shuts down in order.
 
-Life: bind the port, load the model, announce READY, work; on SIGTERM or SIGINT announce DRAINING, let running work end
-within ``drain_seconds``, withdraw, stop.
+Life of the process: bind the port, load the model, run one role's engine; told to take the other role, end that life in
+order and begin another on the same weights and cached blocks, under a new epoch; on SIGTERM or SIGINT end in order.
 """
 
 import asyncio
@@ -10,62 +10,60 @@ import signal
 
 from redis.asyncio import Redis
 
-from common.ids import TransferId, WorkerId, new_epoch
+from common.ids import WorkerId
 from common.logs import configure
-from common.messages import HelloReply, Role, SlotCounts, WorkerState
+from common.messages import Role, SlotCounts
 from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
 from common.tls import load_tls
 from kvstore.host.config import WorkerConfig
-from kvstore.host.control import Control
-from kvstore.host.engine import Engine, create_engine
-from kvstore.host.heartbeat import Heartbeat
-from kvstore.host.index_publisher import IndexPublisher
+from kvstore.host.control import Fence
+from kvstore.host.life import Life, Standing
 from kvstore.host.parts import Parts, load_model_parts
+from kvstore.host.role_file import RoleFile
 from kvstore.host.stepper import ComputeThread
-from kvstore.lease import LeaseTable
-from kvstore.lease_keeper import RENEW_S
-from kvstore.lender import Lender
-from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
-from kvstore.prefix_fetcher import PrefixFetcher
-from kvstore.transfer_client import TransferClient
-from kvstore.transfer_server import TransferServer
+from kvstore.pull_meter import PullMeter
 
 log = logging.getLogger(__name__)
-
-RENEW_SHARE = 1 / 6
-"""Part of a lease's time after which it is renewed, so that several renewals may fail."""
 
 RPC_GRACE_S = 0.5
 """Calls that still run when everything else has ended get this long."""
 
 
 class Host:
-    """One worker process in one role. Owns every part of it."""
+    """One worker process. Owns what outlasts its lives, and the life that it leads; begins in ``role``."""
 
     def __init__(self, config: WorkerConfig, role: Role) -> None:
         self._config = config
-        self._role = role
+        self._role_file = RoleFile(config.role_file)
+        self._first_role = self._role_file.read(otherwise=role)
         self._worker_id = WorkerId(config.name_for(role))
-        self._state = WorkerState.STARTING
-        self._stop = asyncio.Event()
+        self._stopping = False
+        self._life: Life | None = None
         self.ready = asyncio.Event()
         """Set once the worker takes work and the registry has been told."""
-        self.parts: Parts | None = None
-        """What the worker runs on, once its model is loaded."""
+
+    @property
+    def parts(self) -> Parts | None:
+        """What the present life runs on; None until the model is loaded."""
+        return None if self._life is None else self._life.parts
 
     def stop(self) -> None:
         """Ask for an orderly shutdown; returns at once."""
-        self._stop.set()
+        self._stopping = True
+        if self._life is not None:
+            self._life.stop()
 
     def counters(self) -> dict[str, int]:
-        """Return the engine's counts since the start."""
-        return self._engine.counters()
+        """Return the counts of the present life's engine."""
+        assert self._life is not None
+        return self._life.engine.counters()
 
     def slots(self) -> SlotCounts:
         """Return how well the held blocks are filled."""
-        return self._engine.slots()
+        assert self._life is not None
+        return self._life.engine.slots()
 
     async def run(self) -> None:
         """Serve until :meth:`stop`; raises ConfigError or UnsupportedModel when it cannot begin."""
@@ -77,8 +75,7 @@ class Host:
         compute = ComputeThread()
         try:
             await server.start()
-            self.parts = await self._load(server, redis, peers, compute)
-            await self._serve(server, self.parts)
+            await self._live(server, await self._load(server, redis, peers, compute))
         finally:
             await server.stop(RPC_GRACE_S)
             await peers.close()
@@ -86,87 +83,31 @@ class Host:
             compute.close()
         log.info("stopped")
 
-    async def _load(self, server: RpcServer, redis: Redis, peers: PeerSet, compute: ComputeThread) -> Parts:
-        model = await compute.call(lambda: load_model_parts(self._config))
-        identity = HelloReply(self._worker_id, new_epoch(), model.fingerprint)
-        loop = asyncio.get_running_loop()
-
-        def on_release(transfer_id: TransferId, reason: ReleaseReason) -> None:
-            if not lender.released(transfer_id):
-                self._engine.released(transfer_id, reason)
-
-        transfers = TransferServer(
-            model.storage,
-            self._config.block_size,
-            identity,
-            LeaseTable(self._config.lease_s),
-            on_release,
-            loop.time,
-        )
-        lender = Lender(model.pool, transfers, identity.epoch)
-        puller = TransferClient(
-            model.storage,
-            self._config.block_size,
-            identity,
-            peers,
-            renew_s=min(RENEW_S, self._config.lease_s * RENEW_SHARE),
-        )
-        return Parts(
+    async def _load(self, server: RpcServer, redis: Redis, peers: PeerSet, compute: ComputeThread) -> Standing:
+        return Standing(
             config=self._config,
-            worker_id=identity.worker_id,
-            epoch=identity.epoch,
+            worker_id=self._worker_id,
             address=self._config.advertise or server.address,
-            model=model,
+            model=await compute.call(lambda: load_model_parts(self._config)),
             compute=compute,
             redis=redis,
-            transfers=transfers,
-            puller=puller,
             peers=peers,
-            lender=lender,
-            fetcher=PrefixFetcher(puller, peers, self._config.block_size, identity.epoch),
+            pull_meter=PullMeter(),
+            fence=Fence(),
         )
 
-    async def _serve(self, server: RpcServer, parts: Parts) -> None:
-        self._engine: Engine = create_engine(self._role, parts)
-        control = Control(parts, self._role, self._engine, lambda: self._state, self.stop)
-        served = parts.transfers.handlers().merged(parts.lender.handlers()).merged(self._engine.handlers())
-        server.mount(served.merged(control.handlers()))
-        heartbeat = Heartbeat(parts, self._role, self._engine, lambda: self._state)
-        publisher = IndexPublisher(parts.redis, parts.worker_id, parts.epoch, parts.model.pool)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(publisher.run()),
-                group.create_task(self._engine.run()),
-                group.create_task(parts.transfers.run()),
-                group.create_task(parts.puller.run()),
-            ]
-            self._state = WorkerState.READY
-            await heartbeat.beat()
-            tasks.append(group.create_task(heartbeat.run()))
-            self.ready.set()
-            log.info("ready on %s, epoch %d", parts.address, parts.epoch)
-            await self._stop.wait()
-            await self._drain(heartbeat, parts)
-            for task in tasks:
-                task.cancel()
-        await publisher.withdraw()
-        await heartbeat.withdraw()
-
-    async def _drain(self, heartbeat: Heartbeat, parts: Parts) -> None:
-        self._state = WorkerState.DRAINING
-        log.info("draining for up to %g s", self._config.drain_seconds)
-        await heartbeat.beat()
-        try:
-            async with asyncio.timeout(self._config.drain_seconds):
-                await self._engine.drain()
-                await parts.lender.wait_returned()
-                await parts.puller.wait_told()
-        except TimeoutError:
-            log.warning("work was left after %g s of draining", self._config.drain_seconds)
+    async def _live(self, server: RpcServer, standing: Standing) -> None:
+        role: Role | None = self._first_role
+        rate = 0.0
+        while role is not None and not self._stopping:
+            life = self._life = Life(standing, role, rate, remember=self._role_file.write)
+            await life.run(server, self.ready)
+            rate = life.engine.load(asyncio.get_running_loop().time()).tokens_per_s
+            role = life.next_role
 
 
 async def run_worker(config: WorkerConfig, role: Role) -> None:
-    """Run a worker until SIGTERM or SIGINT."""
+    """Run a worker until SIGTERM or SIGINT; it begins in ``role``, or in the one that it took last."""
     configure(config.name_for(role), config.log_level)
     host = Host(config, role)
     loop = asyncio.get_running_loop()

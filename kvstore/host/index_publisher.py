@@ -37,6 +37,8 @@ class IndexPublisher:
         self._writer = PrefixIndexWriter(redis, worker_id, epoch)
         self._prefixes = ClosedPrefixes()
         self._changed = asyncio.Event()
+        pool.drain_cache_events()  # of the life before; the pool may have been filled by one
+        self._prefixes.restart(pool.cached_entries())
         pool.on_cache_change(self._changed.set)
 
     async def run(self) -> None:

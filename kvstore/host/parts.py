@@ -18,6 +18,7 @@ from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
 from kvstore.host.grammars import Grammars, grammars_of
+from kvstore.host.meter import StepMeter
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
@@ -47,7 +48,7 @@ class ModelParts:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything an engine works with. Owned by the host, lives as long as the process."""
+    """Everything an engine works with, for one life of the worker. Owned by that life."""
 
     config: WorkerConfig
     worker_id: WorkerId
@@ -61,10 +62,12 @@ class Parts:
     peers: PeerSet
     lender: Lender
     fetcher: PrefixFetcher
+    prompt_tokens_per_s: float
+    """Rate at which the life before computed prompts; 0: not measured."""
 
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
-        return Stepper(self.compute, self.model.runner, self.config.block_size)
+        return Stepper(self.compute, self.model.runner, self.config.block_size, StepMeter(self.prompt_tokens_per_s))
 
     def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
         """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""

@@ -43,8 +43,8 @@ class ComputeThread:
 class Stepper:
     """Runs one engine's steps, one at a time, and gives blocks back when no step can write to them any more."""
 
-    def __init__(self, thread: ComputeThread, runner: ModelRunner, block_size: int) -> None:
-        self.meter = StepMeter()
+    def __init__(self, thread: ComputeThread, runner: ModelRunner, block_size: int, meter: StepMeter) -> None:
+        self.meter = meter
         self._thread = thread
         self._runner = runner
         self._block_size = block_size
@@ -64,7 +64,8 @@ class Stepper:
             log.exception("a step failed")
             raise InternalError("the worker could not compute the sequence") from error
         finally:
-            self.meter.end(time.monotonic(), sum(n for chunk in chunks if (n := chunk.num_scheduled_tokens) > 1))
+            sizes = [chunk.num_scheduled_tokens for chunk in chunks]
+            self.meter.end(time.monotonic(), sum(size for size in sizes if size > 1), decodes=1 in sizes)
             self._end_flight()
 
     def release(self, table: BlockTable, sequence: Sequence) -> None:

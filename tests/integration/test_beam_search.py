@@ -10,7 +10,7 @@ import pytest
 
 from common.messages import PlanKind, Sample
 from common.sampling import BeamParams, FinishReason
-from tests.support.reference import Reference
+from tests.support.reference import PAD, Reference
 from tests.support.split import Answer, Split, split
 from tests.support.tiny_models import build
 
@@ -79,7 +79,8 @@ async def search(
 
 
 def check(answers: list[Answer], expected: list[list[int]], max_tokens: int = 12) -> None:
-    assert [answer.token_ids for answer in answers] == expected
+    longest = len(expected[0])
+    assert [answer.token_ids + [PAD] * (longest - len(answer.token_ids)) for answer in answers] == expected
     for answer in answers:
         ends = answer.token_ids[-1] in ENDS
         assert answer.finish is (FinishReason.STOP if ends else FinishReason.LENGTH)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from triton import knobs
 
 from kernels.copy_blocks import copy_blocks
 from kernels.layer_kv import LayerKV
@@ -73,9 +74,18 @@ def test_a_layer_whose_blocks_are_not_contiguous_is_refused():
 
 def test_kernels_are_chosen_by_device_and_name():
     assert choose_kernels(CPU).name == "cpu"
-    assert choose_kernels(torch.device("cuda")).name == "eager"
+    assert choose_kernels(torch.device("meta")).name == "eager"
     assert isinstance(choose_kernels(CPU, "eager"), EagerKernels)
     with pytest.raises(ValueError, match="no kernels called 'fast'"):
         choose_kernels(CPU, "fast")
     with pytest.raises(ValueError, match="cannot run on cuda"):
         choose_kernels(torch.device("cuda"), "cpu")
+
+
+@pytest.mark.skipif(not knobs.runtime.interpret, reason="TRITON_INTERPRET is not set")
+def test_triton_kernels_run_on_a_gpu_and_in_the_interpreter(monkeypatch: pytest.MonkeyPatch):
+    assert choose_kernels(torch.device("cuda")).name == "triton"
+    assert choose_kernels(CPU, "triton").name == "triton"
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match="cannot run on cpu, but for TRITON_INTERPRET=1"):
+        choose_kernels(CPU, "triton")

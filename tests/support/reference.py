@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from common.sampling import BeamParams
 
 PAD = 511
-"""Fills up answers; no answer of a test ends with it."""
+"""Fills up the answers of a beam search to the length of the longest."""
 
 
 class Reference:
@@ -32,7 +32,10 @@ class Reference:
     async def beam_search(
         self, token_ids: list[int], beam: BeamParams, max_tokens: int, ends: tuple[int, ...]
     ) -> list[list[int]]:
-        """Return all complete answers of a beam search, the best first, each with its end. Cached, as it is slow."""
+        """Return all complete answers of a beam search, the best first, each with its end, filled up with PAD.
+
+        Cached, as it is slow.
+        """
         key = (tuple(token_ids), beam, max_tokens, ends)
         if key not in self._searches:
             self._searches[key] = await asyncio.to_thread(self._beam_search, token_ids, beam, max_tokens, ends)
@@ -54,7 +57,7 @@ class Reference:
             pad_token_id=PAD,
             do_sample=False,
         )
-        return [_without_padding(row[len(token_ids) :].tolist()) for row in output]
+        return [[int(token) for token in row[len(token_ids) :]] for row in output]
 
     @torch.inference_mode()
     def logprobs(self, token_ids: list[int]) -> torch.Tensor:
@@ -74,9 +77,3 @@ class Reference:
             pad_token_id=0,
         )
         return [int(token) for token in output[0, len(token_ids) :]]
-
-
-def _without_padding(token_ids: list[int]) -> list[int]:
-    while token_ids and token_ids[-1] == PAD:
-        token_ids = token_ids[:-1]
-    return token_ids

@@ -7,10 +7,10 @@ import pytest
 
 from common.errors import ConfigError
 from compose.child import ChildSpec
-from compose.plan import Site, client_model_name, cores, plan_cluster
+from compose.plan import Site, client_model_name, cores, forget_roles, plan_cluster
 from compose.up_config import UpConfig
 
-SITE = Site(Path("/m/small"), "small", 8123, "redis://:pw@127.0.0.1:7/0", cluster_token="hush")
+SITE = Site(Path("/m/small"), "small", 8123, "redis://:pw@127.0.0.1:7/0", cluster_token="hush", log_dir=Path("/logs"))
 
 
 def flags(spec: ChildSpec) -> dict[str, str]:
@@ -34,6 +34,14 @@ def test_workers_get_the_options_of_the_pool() -> None:
         assert (given["--dtype"], given["--device"], given["--block-size"]) == ("bfloat16", "cpu", "32")
         assert (given["--kv-blocks"], given["--max-model-len"], given["--threads"]) == ("9", "512", "3")
         assert spec.env["OMP_NUM_THREADS"] == "3"
+        assert given["--role-file"] == f"/logs/{spec.name}.role"
+
+
+def test_a_start_forgets_the_roles_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "prefill-0.role").write_text("decode")
+    (tmp_path / "prefill-0.log").write_text("")
+    forget_roles(replace(SITE, log_dir=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["prefill-0.log"]
 
 
 def test_cores_are_divided_among_the_workers() -> None:

@@ -1,0 +1,101 @@
+"""Decode steps as recordings, one a batch size: a replay costs the host one launch instead of hundreds.
+
+A recording reads its inputs from fixed places on the device. A step is copied there, and the recording of the smallest
+batch size that holds it is replayed. Rows to spare store nothing (slot -1) and see no keys (length 0).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.model.batch import StepInput
+from common.model.step_tensors import StepTensors
+from kernels.packed_rows import PackedRows
+
+BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
+"""What is recorded; at most a fifth of the rows are spare from 8 on, up to half below."""
+
+
+class Recording(Protocol):
+    """One recorded pass."""
+
+    def replay(self) -> Tensor:
+        """Run it on what its inputs hold now; the result is overwritten by the next replay of any recording."""
+
+
+class Recorder(Protocol):
+    """Records passes."""
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        """Record what ``run`` does; raises RuntimeError when it does something that cannot be recorded."""
+
+
+class DecodeGraphs:
+    """The recordings of one model and their inputs. Owned by the model runner; on the compute thread.
+
+    The step before must have ended on the device when the next one is copied in, as it has once its logits are read.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[StepTensors], Tensor],
+        recorder: Recorder,
+        device: torch.device,
+        max_blocks: int,
+        batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    ) -> None:
+        self._batch_sizes = batch_sizes
+        self._max_blocks = max_blocks
+        largest = batch_sizes[-1]
+        pinned = device.type == "cuda"
+        self._host_numbers = torch.zeros(4, largest, dtype=torch.int64, pin_memory=pinned)
+        self._host_tables = torch.zeros(largest * max_blocks, dtype=torch.int32, pin_memory=pinned)
+        self._numbers = torch.zeros(4, largest, dtype=torch.int64, device=device)  # token, position, slot, length
+        self._tables = torch.zeros(largest, max_blocks, dtype=torch.int32, device=device)
+        self._starts = torch.arange(largest + 1, dtype=torch.int32, device=device)
+        self._fill_spare(0, largest)
+        self._numbers.copy_(self._host_numbers)
+        self._recordings = {
+            size: recorder.record(lambda size=size: compute(self._inputs(size)))  # type: ignore[misc]
+            for size in reversed(batch_sizes)  # the largest takes the memory that the others share
+        }
+
+    def run(self, step: StepInput) -> Tensor | None:
+        """Return ``[R, vocab]`` logits, or None when ``step`` is no decode step, or too large.
+
+        They are overwritten by the next call.
+        """
+        num_rows, num_blocks = step.block_tables.shape
+        if not num_rows == len(step.token_ids) == len(step.logits_rows):
+            return None
+        if num_rows > self._batch_sizes[-1] or num_blocks > self._max_blocks:
+            return None
+        size = self._batch_sizes[bisect_left(self._batch_sizes, num_rows)]
+        self._write(step, size)
+        return self._recordings[size].replay()[:num_rows]
+
+    def _write(self, step: StepInput, size: int) -> None:
+        num_rows, num_blocks = step.block_tables.shape
+        for row, values in enumerate((step.token_ids, step.positions, step.slot_mapping, step.seq_lens)):
+            self._host_numbers[row, :num_rows] = torch.from_numpy(values)
+        self._fill_spare(num_rows, size)
+        self._numbers[:, :size].copy_(self._host_numbers[:, :size], non_blocking=True)
+        tables = self._host_tables[: num_rows * num_blocks].view(num_rows, num_blocks)
+        tables.copy_(torch.from_numpy(step.block_tables))
+        self._tables[:num_rows, :num_blocks].copy_(tables, non_blocking=True)
+
+    def _fill_spare(self, begin: int, end: int) -> None:
+        self._host_numbers[:, begin:end] = torch.tensor([[0], [0], [-1], [0]])
+
+    def _inputs(self, size: int) -> StepTensors:
+        token_ids, positions, slots, lengths = self._numbers[:, :size]
+        rows = PackedRows(
+            cu_seqlens_q=self._starts[: size + 1],
+            seq_lens=lengths.int(),
+            block_tables=self._tables[:size],
+            slot_mapping=slots,
+        )
+        return StepTensors(token_ids, positions, rows, logits_rows=None)

@@ -1,0 +1,239 @@
+"""Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
+
+A pool is hot when its smoothed pressure has been above ``HOT`` for a few looks. The cheap valve comes first: prompts up
+to a threshold are read where they are answered, so raising it relieves the prefill workers and lowering it the decode
+workers, at once and for free. Only when that is used up, one worker changes its role, and only if those that it leaves
+would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took; turning
+back takes a longer one. Nothing is decided while a change is under way or something cannot be known. An idle cluster
+goes home, to the ratio and threshold that it was given.
+
+Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
+ours.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from common.messages import Role
+from gateway.planner.pressure import Pressure
+from gateway.planner.ratio import Ratio
+
+HOT = 0.9
+"""A pool above this is about to miss its target."""
+
+ROOM = 0.8
+"""A donor must stay below this after the change; the gap to HOT is the hysteresis."""
+
+HOT_LOOKS = 3
+"""A pool is hot when it was above HOT for so many looks in a row."""
+
+SMOOTHING_S = 2.0
+"""Time constant of the smoothed pressures."""
+
+SETTLE_S = 3.0
+"""Pause after the threshold has moved."""
+
+MIN_COOL_DOWN_S = 5.0
+COOL_DOWN_FACTOR = 3.0
+"""Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S."""
+
+REVERSAL_FACTOR = 4.0
+"""A change that undoes the last one waits for so many pauses."""
+
+IDLE_S = 60.0
+"""A cluster without work for this long goes home."""
+
+LOCAL_FACTOR = 16
+"""The raised threshold is so many times the one that was given."""
+
+MIN_RAISED_TOKENS = 1024
+
+
+class Action(enum.StrEnum):
+    """What is to be done."""
+
+    HOLD = "hold"
+    LOCAL_TOKENS = "local_tokens"  # move the local-prefill threshold
+    TO_PREFILL = "to_prefill"  # one decode worker becomes a prefill worker
+    TO_DECODE = "to_decode"  # one prefill worker becomes a decode worker
+
+
+class Reason(enum.StrEnum):
+    """Why."""
+
+    MISSING_METRICS = "missing_metrics"
+    CHANGE_IN_FLIGHT = "change_in_flight"
+    COOL_DOWN = "cool_down"
+    BALANCED = "balanced"  # no pool is hot
+    BOTH_HOT = "both_hot"  # there is nobody to take from
+    PREFILL_HOT = "prefill_hot"
+    DECODE_HOT = "decode_hot"
+    LAST_OF_ITS_ROLE = "last_of_its_role"  # the donor pool has one worker
+    DONOR_TOO_BUSY = "donor_too_busy"  # those that stay would be hot themselves
+    IDLE = "idle"  # nothing to do for a while: go home
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, why, and what it was decided from."""
+
+    action: Action
+    reason: Reason
+    seen: Pressure
+    prefill: float
+    """Smoothed."""
+    decode: float
+    """Smoothed."""
+    donor_after: float = 0.0
+    """Predicted pressure of the donor pool after the change; 0 where none was considered."""
+    local_prefill_tokens: int = 0
+    """The threshold from now on."""
+
+    @property
+    def role(self) -> Role | None:
+        """The role that one worker is to take, if any."""
+        return {Action.TO_PREFILL: Role.PREFILL, Action.TO_DECODE: Role.DECODE}.get(self.action)
+
+
+class Planner:
+    """Owns the smoothed pressures and the memory of its own changes. Times are seconds of one clock, passed in."""
+
+    def __init__(self, local_prefill_tokens: int) -> None:
+        self.home: Ratio | None = None
+        """The ratio that an idle cluster returns to; the first that is seen, unless somebody sets it."""
+        self.local_prefill_tokens = local_prefill_tokens
+        self._home_tokens = local_prefill_tokens
+        self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
+        self._looked_at: float | None = None
+        self._prefill = self._decode = 0.0
+        self._hot_prefill = self._hot_decode = 0
+        self._itl_floor = math.inf
+        self._idle_since: float | None = None
+        self._in_flight: Role | None = None
+        self._paused_until = -math.inf
+        self._last_role: Role | None = None
+        self._changed_at = -math.inf
+        self._pause_s = 0.0
+
+    # ---- what is told ----
+
+    def begun(self, decision: Decision, now: float) -> None:
+        """``decision`` is being carried out."""
+        if decision.action is Action.LOCAL_TOKENS:
+            self.local_prefill_tokens = decision.local_prefill_tokens
+            self._pause(now, SETTLE_S)
+        else:
+            self._in_flight = decision.role
+
+    def ended(self, now: float, took_s: float, *, well: bool) -> None:
+        """The change of a worker's role that was begun has ended, ``well`` or with a failure."""
+        if well:
+            self._last_role = self._in_flight
+        self._in_flight = None
+        self._changed_at = now
+        self._pause_s = max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
+        self._pause(now, self._pause_s)
+
+    def forget(self, now: float) -> None:
+        """Somebody else has changed the cluster: what was seen before says nothing any more."""
+        self._in_flight = None
+        self._looked_at = None
+        self._pause(now, MIN_COOL_DOWN_S)
+
+    # ---- what is decided ----
+
+    def decide(self, seen: Pressure, now: float) -> Decision:
+        """Return what to do after a look at ``now``."""
+        if seen.missing:
+            self._hot_prefill = self._hot_decode = 0
+            self._looked_at = self._idle_since = None
+            return self._say(Action.HOLD, Reason.MISSING_METRICS, seen)
+        self.home = self.home or (seen.ratio if seen.is_settled else None)
+        self._smooth(seen, now)
+        if self._in_flight is not None or not seen.is_settled:
+            self._hot_prefill = self._hot_decode = 0
+            return self._say(Action.HOLD, Reason.CHANGE_IN_FLIGHT, seen)
+        if now < self._paused_until:
+            return self._say(Action.HOLD, Reason.COOL_DOWN, seen)
+        if self._is_idle(seen, now):
+            return self._go_home(seen)
+        return self._meet_load(seen, now)
+
+    def _meet_load(self, seen: Pressure, now: float) -> Decision:
+        hot_prefill, hot_decode = self._hot_prefill >= HOT_LOOKS, self._hot_decode >= HOT_LOOKS
+        if hot_prefill and hot_decode:
+            return self._say(Action.HOLD, Reason.BOTH_HOT, seen)
+        if hot_prefill:
+            return self._relieve(Role.PREFILL, Reason.PREFILL_HOT, seen, now)
+        if hot_decode:
+            return self._relieve(Role.DECODE, Reason.DECODE_HOT, seen, now)
+        return self._say(Action.HOLD, Reason.BALANCED, seen)
+
+    def _relieve(self, pool: Role, reason: Reason, seen: Pressure, now: float) -> Decision:
+        """Take load off ``pool``: by the threshold if it can move, else by a worker of the other pool."""
+        helper_load = self._decode if pool is Role.PREFILL else max(self._prefill, seen.prefill_busy)
+        tokens = self._next_tokens(up=pool is Role.PREFILL)
+        if tokens is not None and helper_load < ROOM:
+            return self._say(Action.LOCAL_TOKENS, reason, seen, tokens=tokens)
+        num_donors = seen.ratio.decode if pool is Role.PREFILL else seen.ratio.prefill
+        if num_donors <= 1:
+            return self._say(Action.HOLD, Reason.LAST_OF_ITS_ROLE, seen)
+        after = self._donor_after(pool, seen, num_donors)
+        if after >= ROOM:
+            return self._say(Action.HOLD, Reason.DONOR_TOO_BUSY, seen, donor_after=after)
+        if self._last_role not in (None, pool) and now - self._changed_at < REVERSAL_FACTOR * self._pause_s:
+            return self._say(Action.HOLD, Reason.COOL_DOWN, seen, donor_after=after)
+        action = Action.TO_PREFILL if pool is Role.PREFILL else Action.TO_DECODE
+        return self._say(action, reason, seen, donor_after=after)
+
+    def _donor_after(self, pool: Role, seen: Pressure, num_donors: int) -> float:
+        """Predict the pressure of the donor pool with one worker less; ``pool`` is who gets it."""
+        growth = num_donors / (num_donors - 1)
+        if pool is Role.DECODE:
+            return max(self._prefill, seen.prefill_busy) * growth
+        floor = min(self._itl_floor, seen.itl)  # what one sequence alone takes does not grow
+        return max(seen.kv_use * growth, seen.admission * growth, floor + (seen.itl - floor) * growth)
+
+    def _go_home(self, seen: Pressure) -> Decision:
+        if self.local_prefill_tokens != self._home_tokens:
+            return self._say(Action.LOCAL_TOKENS, Reason.IDLE, seen, tokens=self._home_tokens)
+        if self.home is None or self.home.total != seen.ratio.total or self.home == seen.ratio:
+            return self._say(Action.HOLD, Reason.IDLE, seen)
+        action = Action.TO_PREFILL if seen.ratio.prefill < self.home.prefill else Action.TO_DECODE
+        return self._say(action, Reason.IDLE, seen)
+
+    def _say(
+        self, action: Action, reason: Reason, seen: Pressure, *, tokens: int | None = None, donor_after: float = 0.0
+    ) -> Decision:
+        local = self.local_prefill_tokens if tokens is None else tokens
+        return Decision(action, reason, seen, self._prefill, self._decode, donor_after, local)
+
+    # ---- what is remembered ----
+
+    def _smooth(self, seen: Pressure, now: float) -> None:
+        elapsed = math.inf if self._looked_at is None else now - self._looked_at
+        weight = 1 - math.exp(-elapsed / SMOOTHING_S)
+        self._looked_at = now
+        self._prefill += weight * (seen.prefill - self._prefill)
+        self._decode += weight * (seen.decode - self._decode)
+        self._hot_prefill = self._hot_prefill + 1 if self._prefill > HOT else 0
+        self._hot_decode = self._hot_decode + 1 if self._decode > HOT else 0
+        if seen.itl:
+            self._itl_floor = min(self._itl_floor, seen.itl)
+
+    def _is_idle(self, seen: Pressure, now: float) -> bool:
+        if seen.num_sequences:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        return self._idle_since is not None and now - self._idle_since >= IDLE_S
+
+    def _next_tokens(self, *, up: bool) -> int | None:
+        beyond = [rung for rung in self._rungs if (rung > self.local_prefill_tokens) is up]
+        beyond = [rung for rung in beyond if rung != self.local_prefill_tokens]
+        return (min(beyond) if up else max(beyond)) if beyond else None
+
+    def _pause(self, now: float, seconds: float) -> None:
+        self._paused_until = max(self._paused_until, now + seconds)
+        self._hot_prefill = self._hot_decode = 0

@@ -1,0 +1,75 @@
+"""RMS normalisation over the last dimension, with sums in float32. Grid ``[rows / ROWS]``.
+
+A row is one vector to normalise; narrow rows, as of single heads, share a program.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.norm_form import NormForm
+
+_ELEMENTS = 2048
+"""Elements that one program takes at least, in whole rows."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    out,  # [num_rows, WIDTH]
+    x,  # [num_rows / INNER, INNER, WIDTH]
+    weight,  # [WIDTH]
+    num_rows,
+    stride_outer,
+    stride_inner,
+    eps,
+    OFFSET: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH_PAD)
+    mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    start = row // INNER * stride_outer + row % INNER * stride_inner
+    tile = tl.load(x + start[:, None] + column[None, :], mask=mask, other=0.0)
+    wide = tile.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)
+    wide = wide * scale[:, None]
+    if ROUNDS_FIRST:
+        wide = wide.to(tile.dtype).to(tl.float32)
+    factors = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32) + OFFSET
+    tl.store(
+        out + (row * WIDTH)[:, None] + column[None, :], (wide * factors[None, :]).to(out.dtype.element_ty), mask=mask
+    )
+
+
+def rms_norm(x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
+    """Normalise ``x [..., width]``, whose rows may lie apart; returns a contiguous tensor of its shape and dtype."""
+    width = x.shape[-1]
+    inner = x.shape[-2] if x.dim() > 2 else 1
+    rows = x if x.dim() == 2 else x.flatten(0, -3)  # [outer, inner, width], or [rows, width]
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    out = x.new_empty(x.shape)
+    num_rows = x.numel() // width
+    width_pad = triton.next_power_of_2(width)
+    rows_each = max(1, _ELEMENTS // width_pad)
+    _rms_norm_kernel[(triton.cdiv(num_rows, rows_each),)](
+        out,
+        rows,
+        weight,
+        num_rows,
+        rows.stride(0),
+        rows.stride(1) if rows.dim() == 3 else 0,
+        form.eps,
+        OFFSET=form.offset,
+        ROUNDS_FIRST=form.rounds_first,
+        INNER=inner,
+        WIDTH=width,
+        WIDTH_PAD=width_pad,
+        ROWS=rows_each,
+        num_warps=8 if width_pad > 4096 else 4,
+    )
+    return out
