@@ -10,7 +10,7 @@ when that has ended.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from collections.abc import Sequence as Seq
 
 from common.constraint import Constraint
@@ -40,7 +40,7 @@ from common.messages import (
 from common.rpc import Handlers
 from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
-from decode_worker.beams import Branch
+from decode_worker.forks import Forks
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
@@ -71,6 +71,7 @@ class DecodeEngine:
             token_budget=config.token_budget,
             local_chunk_tokens=config.local_chunk_tokens,
         )
+        self._forks = Forks(self._scheduler, parts.new_table, self._adopt, self._drop)
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
         self._compiling: dict[RequestId, asyncio.Task[None]] = {}
@@ -95,7 +96,6 @@ class DecodeEngine:
                 "pulled_tokens",
                 "stale_offers",
                 "refused",
-                "forks",
             ),
             0,
         )
@@ -176,7 +176,11 @@ class DecodeEngine:
             self._counters
             | self._hits.counters()
             | self._sharing.counters()
-            | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+            | {
+                "forks": self._forks.num_forks,
+                "steps": self._stepper.meter.num_steps,
+                "preemptions": self._scheduler.num_preemptions,
+            }
         )
 
     # ---- gateways ----
@@ -369,7 +373,7 @@ class DecodeEngine:
         self._forget_transfer(request)
         if self._scheduler.stage(request.sequence) is Stage.PULLING:
             self._scheduler.pulled(request.sequence, outcome.num_tokens)
-            self._fork_if_computed(request)
+            self._forks.fork_samples(request)
             self._advance_beams(request)
         else:  # only the token was wanted, and it did not come
             self._scheduler.compute_here(request.sequence)
@@ -403,7 +407,8 @@ class DecodeEngine:
 
     async def _run(self, step: DecodeStep) -> None:
         for request in {self._by_sequence[chunk.sequence] for chunk in step.chunks}:
-            self._sharing.observe([sequence.table for sequence in self._sequences_of(request)])
+            if request.has_forked:
+                self._sharing.observe([sequence.table for sequence in self._sequences_of(request)])
         try:
             results = await self._stepper.run(step.chunks)
         except InternalError as error:
@@ -424,62 +429,19 @@ class DecodeEngine:
         if result.error is not None:
             self._fail(sequence, result.error)
             return
-        self._fork_if_computed(request)
+        self._forks.fork_samples(request)
         self._take(request, sequence, result.tokens)
         self._advance_beams(request)
 
-    def _fork_if_computed(self, request: Request) -> None:
-        """Let the samples go on from their prompt if that is computed; it ends with it."""
-        prompt = request.sequence
-        if request.beams is not None or request.has_forked or not prompt.num_forks or prompt.num_remaining_tokens:
-            return
-        self._fork(request, prompt, request.samples.values())
-        request.has_forked = True
-        self._drop(prompt)
-
-    def _fork(self, request: Request, parent: Sequence, children: Collection[Sequence]) -> None:
-        self._scheduler.fork(parent, children)
-        self._by_sequence |= dict.fromkeys(children, request)
-        self._counters["forks"] += len(children)
-
     def _advance_beams(self, request: Request) -> None:
-        """When all beams of a request have been computed, let those go on that the search has chosen."""
-        beams = request.beams
-        if request.gone or beams is None or not beams.can_advance or self._is_being_computed(request.sequence):
-            return
-        if not request.has_forked:
-            request.has_forked = True
-            request.report_prompt()
-            request.report_begin()
-        branches = beams.advance()
-        if not branches:
-            self._counters["generation_tokens"] += sum(len(one.output_ids) for one in beams.best(len(request.samples)))
-            request.report_answers(beams.best(len(request.samples)))
+        answers = self._forks.advance_beams(request)
+        if answers:
+            self._counters["generation_tokens"] += sum(len(answer.output_ids) for answer in answers)
+            request.report_answers(answers)
             self._leave(request, finished=True)
-            return
-        sequences = [self._beam(request, branch) for branch in branches]
-        for sequence in beams.sequences:
-            if sequence not in sequences:
-                self._drop(sequence)
-        for sequence, branch in zip(sequences, branches, strict=True):
-            sequence.token_ids.append(branch.token_id)
-            self._scheduler.compute_here(sequence)  # if it had to give its blocks back
-        beams.sequences = sequences
 
-    def _is_being_computed(self, prompt: Sequence) -> bool:
-        """Whether the KV of a prompt, whose next tokens may be known, is still being pulled or computed."""
-        stage = self._scheduler.stage(prompt)
-        return stage is Stage.PULLING or (stage is Stage.RUNNING and prompt.num_remaining_tokens > 0)
-
-    def _beam(self, request: Request, branch: Branch) -> Sequence:
-        """Return the sequence for a beam of the next step, its new token not in it yet."""
-        parent = branch.parent
-        if branch.is_first:
-            parent.sample_indices, parent.num_forks = (0,), 0
-            return parent
-        child = parent.copy(self._parts.new_table(request.cache_salt))
-        self._fork(request, parent, (child,))
-        return child
+    def _adopt(self, request: Request, sequences: Iterable[Sequence]) -> None:
+        self._by_sequence |= dict.fromkeys(sequences, request)
 
     def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
