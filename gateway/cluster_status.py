@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from common.messages import BlockCounts, PlannerStep, Role, SlotCounts
+from common.messages import BlockCounts, Fingerprint, PlannerStep, Role, SlotCounts
 from gateway.cluster import Cluster
 from gateway.planner.pressure import Pressure
 from gateway.planner.runner import PlannerRunner
@@ -23,6 +23,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     connected: bool
     """False for a decode worker that this gateway has no session with."""
     device: str
+    max_model_len: int
+    """Tokens of prompt and answer together at most."""
     running: int
     waiting: int
     tick_age_s: float
@@ -30,6 +32,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     slots: SlotCounts
     kv_waste: float
     """Share of the slots in held blocks that hold no token."""
+    fingerprint: Fingerprint
+    """What two workers must have in common to exchange blocks."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -129,12 +133,14 @@ def _worker(worker: WorkerView) -> WorkerStatus:
         state=record.state,
         connected=worker.connected,
         device=record.device,
+        max_model_len=record.max_model_len,
         running=record.load.running,
         waiting=record.load.waiting,
         tick_age_s=record.load.tick_age_s,
         blocks=record.blocks,
         slots=record.slots,
         kv_waste=kv_waste(record.slots),
+        fingerprint=record.fingerprint,
     )
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import BatonError, InternalError, NotFound
+from common.logs import client_request
 from gateway.api.errors import error_headers, error_reply
 from gateway.api.salt import CACHE_SALT
 from gateway.client_gone import ClientGone
@@ -28,7 +29,7 @@ CLIENT_CLOSED = 499
 """Status in metrics of a request whose client has left; nobody gets it."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROTECTED = "/v1/"
+_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
 _WATCH = "/v1/dashboard/events"
 """Open to the admin key too, which need not be an API key."""
 _ADMIN = ("/v1/cluster/", "/v1/cache/stats", "/v1/cache/prefixes", "/v1/cache/reset", "/debug/")
@@ -49,6 +50,7 @@ class Door:
             return
         headers = Headers(scope=scope)
         answer = _Answer(send, _request_id(headers))
+        client_request.set(answer.request_id)  # of this request's task, and of those that it starts
         try:
             scope[CACHE_SALT] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, answer.send)
@@ -57,7 +59,7 @@ class Door:
         except BatonError as error:
             await error_response(error)(scope, receive, answer.send)
         except Exception:
-            log.exception("%s %s: fault, request %s", scope["method"], scope["path"], answer.request_id)
+            log.exception("%s %s: fault", scope["method"], scope["path"])
             if answer.status:  # its headers are out; closing the connection is all that is left
                 raise
             await error_response(InternalError("internal error"))(scope, receive, answer.send)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from redis.asyncio import Redis
 
 from common.addresses import is_loopback
@@ -31,6 +31,7 @@ from gateway.dashboard.sampler import Sampler
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
+from gateway.http_protocol import HttpProtocol
 from gateway.keys import Keys
 from gateway.locator import Locator
 from gateway.message_forms import MessageForms
@@ -139,7 +140,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(parts),
         loop="none",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -166,6 +167,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
+    ProcessCollector(registry=derived)
     derived.register(WorkerMetrics(cluster.view))
     derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))

@@ -1,7 +1,7 @@
 """Replies of ``POST /v1/chat/completions``: first the role, then what the message says, then the finish reason."""
 
+import enum
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,7 +22,14 @@ from gateway.message_stream import (
 from gateway.text_stream import Piece
 
 TokenIds = tuple[int, ...] | UnsetType
-ChatFinish = FinishReason | Literal["tool_calls"]
+
+
+class ChatFinish(enum.StrEnum):
+    """Why a choice of a chat ended."""
+
+    STOP = "stop"  # as FinishReason
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"  # it asks for calls of tools
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -173,7 +180,7 @@ class ChatReply:
 
     def _finish(self, finish: FinishReason, stream: MessageStream | None) -> ChatFinish:
         is_calls = finish is FinishReason.STOP and stream is not None and stream.num_calls > 0
-        return "tool_calls" if is_calls and not self._is_named else finish
+        return ChatFinish.TOOL_CALLS if is_calls and not self._is_named else ChatFinish(finish.value)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See :class:`gateway.api.reply.ReplyWriter`."""
