@@ -4,9 +4,9 @@
 
 The gateway runs in its own process as it always does; two stub decode workers speak the real session protocol to it and
 write one token of each sequence a step, at the given total rate (tokens a second; 0: as fast as they can); two client
-processes read raw sockets. CPU is the gateway process's, requests' beginnings included. Added latency is from the step
-that made a token in the worker to the client's read of its event, both on this machine's one monotonic clock, for
-tokens made while all clients were being answered.
+processes read raw sockets. CPU is the gateway process's, requests' beginnings included. Added latency is from where the
+worker hands a step's tokens to its gRPC stream to the client's read of an event, both on this machine's one monotonic
+clock, for tokens sent while all clients were being answered.
 """
 
 import argparse
@@ -79,7 +79,8 @@ class PacedDecode(StubDecode):
 
     def __init__(self, *args: Any, step_s: float, phase: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.made_at: dict[str, list[float]] = {}
+        self.sent_at: dict[str, list[float]] = {}
+        self._in_step: list[str] = []
         self._step_s = step_s
         self._phase = phase
 
@@ -92,6 +93,10 @@ class PacedDecode(StubDecode):
             if not self._step():
                 self._has_work.clear()
                 await self._has_work.wait()
+            now = time.monotonic()
+            for request_id in self._in_step:
+                self.sent_at.setdefault(request_id, []).append(now)
+            self._in_step.clear()
 
     def _next_at(self, now: float) -> float:
         """Return when the next step of this worker's phase is."""
@@ -99,12 +104,12 @@ class PacedDecode(StubDecode):
 
     def _output(self, *args: Any) -> SequenceOutput:
         output = super()._output(*args)
-        self.made_at.setdefault(output.request_id, []).append(time.monotonic())
+        self._in_step.append(output.request_id)
         return output
 
 
 async def work(redis_url: str, number: int, step_s: float) -> dict[str, Any]:
-    """Run one worker until standard input ends; then return when each client's tokens were made."""
+    """Run one worker until standard input ends; then return when each client's tokens were sent."""
     token = byte_level().token_to_id("a")
     async with connect(redis_url) as redis:
         worker = PacedDecode(
@@ -119,8 +124,8 @@ async def work(redis_url: str, number: int, step_s: float) -> dict[str, Any]:
         await asyncio.to_thread(sys.stdin.read)
         await worker.stop()
     clients = {submit.request_id: submit.token_ids[-1] - FIRST_PROMPT_TOKEN for submit in worker.submits}
-    made_at = {clients[request_id]: times for request_id, times in worker.made_at.items()}
-    return {"made_at": made_at, "cpu_s": _own_cpu_s()}
+    sent_at = {clients[request_id]: times for request_id, times in worker.sent_at.items()}
+    return {"sent_at": sent_at, "cpu_s": _own_cpu_s()}
 
 
 # ---- clients ----
@@ -242,13 +247,13 @@ def _read(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _result(rate: float, wall_s: float, gateway_cpu_s: float, clients: Sequence[Any], workers: Sequence[Any]) -> Result:
-    made_at = {client: times for worker in workers for client, times in worker["made_at"].items()}
+    sent_at = {client: times for worker in workers for client, times in worker["sent_at"].items()}
     arrivals = {client: events for one in clients for client, events in one["arrivals"].items()}
     all_since = max(events[0][0] for events in arrivals.values())
-    latencies = [late for client, events in arrivals.items() for late in _latencies(events, made_at[client], all_since)]
+    latencies = [late for client, events in arrivals.items() for late in _latencies(events, sent_at[client], all_since)]
     return Result(
         rate,
-        sum(len(times) for times in made_at.values()),
+        sum(len(times) for times in sent_at.values()),
         sum(len(events) for events in arrivals.values()),
         wall_s,
         gateway_cpu_s,
@@ -258,11 +263,11 @@ def _result(rate: float, wall_s: float, gateway_cpu_s: float, clients: Sequence[
     )
 
 
-def _latencies(events: Sequence[tuple[float, int]], made_at: Sequence[float], since: float) -> Iterator[float]:
-    """Yield the seconds from each token's making to its arrival, for those made after ``since``."""
+def _latencies(events: Sequence[tuple[float, int]], sent_at: Sequence[float], since: float) -> Iterator[float]:
+    """Yield the seconds from each token's sending to its arrival, for those sent after ``since``."""
     at = 0
     for arrived_at, count in events:
-        yield from (arrived_at - made_at[n] for n in range(at, at + count) if made_at[n] > since)
+        yield from (arrived_at - sent_at[n] for n in range(at, at + count) if sent_at[n] > since)
         at += count
 
 

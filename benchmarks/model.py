@@ -20,7 +20,8 @@ from common.model.batch import Row, build_step
 from common.model.load import load_model
 from common.model.loaded import LoadedModel
 from common.model.runner import ModelRunner
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from common.sampling import SamplingParams
 from kvstore.layout import KvLayout
 from kvstore.storage import KvStorage

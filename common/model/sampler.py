@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import InternalError
-from common.model.history import TokenHistory
 from common.model.logit_edits import edit, has_edits
+from common.model.sample_row import SampleRow
 from common.sampling import SamplingParams, uniform
 
 _BLOCK = 256
@@ -35,23 +35,6 @@ true here and there costs ten times as much."""
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """How one row of logits becomes a token."""
-
-    params: SamplingParams
-    sample_index: int
-    """Number of the parallel sample of the prompt."""
-    position: int
-    """Tokens before the one to sample."""
-    num_output_tokens: int = 0
-    """How many of them are output."""
-    history: TokenHistory | None = None
-    """Given when the parameters read it; then it has seen all ``position`` tokens."""
-    allowed: NDArray[np.bool_] | None = None
-    """``[vocab]`` tokens of which one is to be sampled, at least one; None: any."""
-
-
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Return one token id for each row of ``logits [R, vocab]`` float32.
@@ -62,10 +45,29 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         raise ValueError(f"{logits.shape[0]} rows of logits, parameters for {len(rows)}")
     if not rows:
         return []
-    if logits.device.type != "cpu" and all(_is_plainly_greedy(row) for row in rows):
-        return _greedy(logits)
+    if logits.device.type == "cuda":
+        return _sample_on_gpu(logits, rows)
     host = logits.cpu().numpy()  # [R, vocab]
     return [_sample_row(host[index], row) for index, row in enumerate(rows)]
+
+
+def _sample_on_gpu(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Sample there what can be sampled there, and the other rows here."""
+    from common.model.device_sampler import can_sample, sample_on_device  # loads triton
+
+    if all(_is_plainly_greedy(row) for row in rows):
+        return _greedy(logits)
+    tokens = [-1] * len(rows)
+    there = [index for index, row in enumerate(rows) if can_sample(row)]
+    if there:
+        chosen = sample_on_device(
+            logits if len(there) == len(rows) else logits[there], [rows[index] for index in there]
+        )
+        for index, token in zip(there, chosen, strict=True):
+            tokens[index] = token
+    for index in set(range(len(rows))).difference(there):
+        tokens[index] = _sample_row(logits[index].cpu().numpy(), rows[index])
+    return tokens
 
 
 def _greedy(logits: Tensor) -> list[int]:

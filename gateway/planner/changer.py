@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from common.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from common.errors import DeadlineExceeded, InvalidRequest, StaleEpoch, Unavailable
 from common.ids import WorkerId
 from common.messages import Role, TakeRole, WorkerState
 from common.redis_client import RedisUnavailable
@@ -92,6 +92,8 @@ class RatioChanger:
         client = self._cluster.client(worker.record)
         try:
             await client.call(TAKE_ROLE, order, CALL_TIMEOUT_S)
+        except StaleEpoch as error:
+            raise Conflict(f"{worker.worker_id} did not take the order: {error.message}") from error
         finally:
             await client.close()
 

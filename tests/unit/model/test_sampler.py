@@ -11,7 +11,8 @@ import torch
 
 from common.errors import InternalError
 from common.model.history import TokenHistory
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from common.sampling import SamplingParams
 from tests.support.plain_sampler import PlainCase, edited, kept_weights, plain_sample
 
