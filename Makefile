@@ -1,17 +1,19 @@
 # Everything a fresh machine needs; each target does its own set-up and may be run again.
 #   make up [ARGS="--prefill 2"]   start a cluster on this machine
 #   make test                      checks, and every test that needs no GPU
+#   make compose-test               the cluster in containers; ENGINE=podman, or COMPOSE=… BUILD=… for other commands
 #   make chaos                     30 minutes of random faults, see docs/reliability.md; ARGS="--minutes 5 --streams 20"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test test-clients fuzz gpu-test chaos format lock clean
+.PHONY: help setup up check test test-clients fuzz gpu-test compose-test chaos format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := gateway prefill_worker decode_worker kvstore kernels common compose
-SOURCES := $(PACKAGES) tests benchmarks
+SOURCES := $(PACKAGES) tests benchmarks hatch_build.py
+NATIVE := $(wildcard kernels/cpu/native/*.[ch]) kernels/cpu/native/build.py hatch_build.py
 INSTALLED := $(VENV)/.installed
 CLIENTS := .venv-clients
 
@@ -20,11 +22,11 @@ CLIENTS := .venv-clients
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false TRITON_INTERPRET=1
 
 help:
-	@sed -n '2,4s/^# *//p' Makefile
+	@sed -n '2,5s/^# *//p' Makefile
 
 setup: $(INSTALLED)
 
-$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh
+$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh $(NATIVE)
 	@sh requirements/make_venv.sh $(VENV) $(PYTHON)
 	@touch $@
 
@@ -53,6 +55,9 @@ fuzz: setup
 
 gpu-test: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+compose-test: setup
+	@ENGINE="$(ENGINE)" BUILD="$(BUILD)" COMPOSE="$(COMPOSE)" $(BIN)/python -m tests.compose
 
 chaos: setup
 	$(TEST_ENV) $(BIN)/python -m tests.chaos.soak $(ARGS)

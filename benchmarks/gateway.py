@@ -4,9 +4,9 @@
 
 The gateway runs in its own process as it always does; two stub decode workers speak the real session protocol to it and
 write one token of each sequence a step, at the given total rate (tokens a second; 0: as fast as they can); two client
-processes read raw sockets. CPU is the gateway process's, requests' beginnings included. Added latency is from the step
-that made a token in the worker to the client's read of its event, both on this machine's one monotonic clock, for
-tokens made while all clients were being answered.
+processes read raw sockets. CPU is the gateway process's, requests' beginnings included. Added latency is from where the
+worker hands a step's tokens to its gRPC stream to the client's read of an event, both on this machine's one monotonic
+clock, for tokens sent while all clients were being answered.
 """
 
 import argparse
@@ -75,42 +75,57 @@ class Result:
 
 
 class PacedDecode(StubDecode):
-    """Steps every ``step_s``, and remembers when it made each token."""
+    """Steps every ``step_s``, ``phase`` of a step after the others, and remembers when it made each token."""
 
-    def __init__(self, *args: Any, step_s: float, **options: Any) -> None:
+    def __init__(self, *args: Any, step_s: float, phase: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.made_at: dict[str, list[float]] = {}
+        self.sent_at: dict[str, list[float]] = {}
+        self._in_step: list[str] = []
         self._step_s = step_s
+        self._phase = phase
 
     async def _steps(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_at = loop.time()
+        due_at = 0.0
         while True:
+            now = time.monotonic()
+            due_at = due_at + self._step_s if due_at > now - self._step_s else self._next_at(now)
+            await asyncio.sleep(max(0.0, due_at - now))
             if not self._step():
                 self._has_work.clear()
                 await self._has_work.wait()
-                due_at = loop.time()
-            due_at += self._step_s
-            await asyncio.sleep(max(0.0, due_at - loop.time()))
+            now = time.monotonic()
+            for request_id in self._in_step:
+                self.sent_at.setdefault(request_id, []).append(now)
+            self._in_step.clear()
+
+    def _next_at(self, now: float) -> float:
+        """Return when the next step of this worker's phase is."""
+        return now + self._step_s * (1 - (now / self._step_s - self._phase) % 1) if self._step_s else now
 
     def _output(self, *args: Any) -> SequenceOutput:
         output = super()._output(*args)
-        self.made_at.setdefault(output.request_id, []).append(time.monotonic())
+        self._in_step.append(output.request_id)
         return output
 
 
-async def work(redis_url: str, name: str, step_s: float) -> dict[str, Any]:
-    """Run one worker until standard input ends; then return when each client's tokens were made."""
+async def work(redis_url: str, number: int, step_s: float) -> dict[str, Any]:
+    """Run one worker until standard input ends; then return when each client's tokens were sent."""
     token = byte_level().token_to_id("a")
     async with connect(redis_url) as redis:
-        worker = PacedDecode(redis, lambda submit: [token], name=name, step_s=step_s)
+        worker = PacedDecode(
+            redis,
+            lambda submit, sample: [token],
+            name=f"decode-{number}",
+            step_s=step_s,
+            phase=number / NUM_WORKERS,
+        )
         worker.change(max_model_len=MAX_MODEL_LEN)
         await worker.start()
         await asyncio.to_thread(sys.stdin.read)
         await worker.stop()
     clients = {submit.request_id: submit.token_ids[-1] - FIRST_PROMPT_TOKEN for submit in worker.submits}
-    made_at = {clients[request_id]: times for request_id, times in worker.made_at.items()}
-    return {"made_at": made_at, "cpu_s": _own_cpu_s()}
+    sent_at = {clients[request_id]: times for request_id, times in worker.sent_at.items()}
+    return {"sent_at": sent_at, "cpu_s": _own_cpu_s()}
 
 
 # ---- clients ----
@@ -139,11 +154,13 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
+        if not (self.arrivals or self._rest or data.startswith(b"HTTP/1.1 200 ")):
+            self.ended.set_exception(RuntimeError(data.decode()))
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             if (found := TEXT.search(event)) is not None:
                 self.arrivals.append((now, len(found[1])))
-            elif event.endswith(b"[DONE]"):
+            elif event.endswith(b"[DONE]") and not self.ended.done():
                 self.ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -172,7 +189,7 @@ def measure(rate: float, num_tokens: int, num_clients: int) -> Result:
         redis_url = stack.enter_context(ValkeyServer(save="", appendonly="no")).connection_url
         step_s = num_clients / rate if rate else 0.0
         workers = [
-            _start("worker", redis_url, f"decode-{n}", str(step_s), str(folder / f"worker-{n}"), stdin=subprocess.PIPE)
+            _start("worker", redis_url, str(n), str(step_s), str(folder / f"worker-{n}"), stdin=subprocess.PIPE)
             for n in range(NUM_WORKERS)
         ]
         gateway, port = _start_gateway(stack, folder, redis_url, workers)
@@ -230,13 +247,13 @@ def _read(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _result(rate: float, wall_s: float, gateway_cpu_s: float, clients: Sequence[Any], workers: Sequence[Any]) -> Result:
-    made_at = {client: times for worker in workers for client, times in worker["made_at"].items()}
+    sent_at = {client: times for worker in workers for client, times in worker["sent_at"].items()}
     arrivals = {client: events for one in clients for client, events in one["arrivals"].items()}
     all_since = max(events[0][0] for events in arrivals.values())
-    latencies = [late for client, events in arrivals.items() for late in _latencies(events, made_at[client], all_since)]
+    latencies = [late for client, events in arrivals.items() for late in _latencies(events, sent_at[client], all_since)]
     return Result(
         rate,
-        sum(len(times) for times in made_at.values()),
+        sum(len(times) for times in sent_at.values()),
         sum(len(events) for events in arrivals.values()),
         wall_s,
         gateway_cpu_s,
@@ -246,11 +263,11 @@ def _result(rate: float, wall_s: float, gateway_cpu_s: float, clients: Sequence[
     )
 
 
-def _latencies(events: Sequence[tuple[float, int]], made_at: Sequence[float], since: float) -> Iterator[float]:
-    """Yield the seconds from each token's making to its arrival, for those made after ``since``."""
+def _latencies(events: Sequence[tuple[float, int]], sent_at: Sequence[float], since: float) -> Iterator[float]:
+    """Yield the seconds from each token's sending to its arrival, for those sent after ``since``."""
     at = 0
     for arrived_at, count in events:
-        yield from (arrived_at - made_at[n] for n in range(at, at + count) if made_at[n] > since)
+        yield from (arrived_at - sent_at[n] for n in range(at, at + count) if sent_at[n] > since)
         at += count
 
 
@@ -269,7 +286,7 @@ def show(results: Sequence[Result]) -> None:
     names = ("asked tok/s", "got tok/s", "tokens an event", "gateway µs a token", "tok/s a core", "gateway core")
     table = Table(*names, "p50 ms", "p99 ms", "limited by")
     for one in results:
-        p50, p99 = np.percentile(one.latency_ms, (50, 99))
+        p50, p99 = np.percentile(one.latency_ms, (50, 99)) if one.latency_ms.size else (np.nan, np.nan)
         table.add_row(
             f"{one.rate:,.0f}" if one.rate else "no limit",
             f"{one.tokens / one.wall_s:,.0f}",
@@ -288,8 +305,8 @@ def show(results: Sequence[Result]) -> None:
 def main() -> None:
     """Run a role, or the whole."""
     match sys.argv[1:]:
-        case ["worker", redis_url, name, step_s, out]:
-            Path(out).write_text(json.dumps(uvloop.run(work(redis_url, name, float(step_s)))))
+        case ["worker", redis_url, number, step_s, out]:
+            Path(out).write_text(json.dumps(uvloop.run(work(redis_url, int(number), float(step_s)))))
         case ["client", port, first, count, num_tokens, out]:
             found = uvloop.run(ask(int(port), int(first), int(count), int(num_tokens)))
             Path(out).write_text(json.dumps(found))

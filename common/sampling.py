@@ -21,7 +21,7 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one sequence is sampled; validated by the gateway, so workers trust it."""
+    """How one sequence is sampled, and how urgently; validated by the gateway, so workers trust it."""
 
     max_tokens: int
     """Tokens to generate at most, >= 1."""
@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Further tokens that end the sequence."""
     constraint: Constraint | None = None
     """The language that the output is in; the sequence ends with the token that completes it."""
+    priority: int = 0
+    """Lower ones go first where there is no room for all."""
     logprobs: int | None = None
     """Say how likely each token was, beside so many of the most likely ones; None: do not."""
     prompt_logprobs: int | None = None

@@ -25,6 +25,7 @@ from common.messages import (
     PeerPrefix,
     Plan,
     PlanKind,
+    Preempted,
     Refused,
     Role,
     SampledToken,
@@ -39,9 +40,11 @@ from common.messages import (
 from common.rpc import Handlers
 from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
+from common.sizes import parse_size
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
-from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.scheduler import DecodeScheduler, DecodeStep, Slot, Stage
+from decode_worker.swap import SwapSpace
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
 from kvstore.host.parts import Parts
@@ -62,11 +65,20 @@ class DecodeEngine:
     def __init__(self, parts: Parts) -> None:
         config = parts.config
         self._parts = parts
+        self._stepper = parts.new_stepper()
+        self._swap = SwapSpace(
+            parts.model.storage,
+            config.preemption,
+            parse_size(config.swap_memory, flag="--swap-memory"),
+            lambda: self._stepper.meter.prompt_tokens_per_s,
+        )
         self._scheduler = DecodeScheduler(
             parts.model.pool,
             max_num_seqs=config.max_num_seqs,
             token_budget=config.token_budget,
             local_chunk_tokens=config.local_chunk_tokens,
+            ageing_s=config.priority_ageing_s,
+            saves=self._swap.is_preferred,
         )
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
@@ -81,7 +93,6 @@ class DecodeEngine:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._stepper = parts.new_stepper()
         self._counters = dict.fromkeys(
             (
                 "generation_tokens",
@@ -171,6 +182,7 @@ class DecodeEngine:
         return (
             self._counters
             | self._hits.counters()
+            | self._swap.counters()
             | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
         )
 
@@ -257,7 +269,7 @@ class DecodeEngine:
             return
         request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
-            if request.offer is None:
+            if request.offer is None and self._scheduler.stage(request.sequence) not in (Stage.RUNNING, Stage.SAVING):
                 self._forget_transfer(request)
                 request.transfer_id = plan.transfer_id
                 self._expected.add(plan.transfer_id, request)
@@ -374,7 +386,7 @@ class DecodeEngine:
 
     async def _step_loop(self) -> None:
         while True:
-            step = self._scheduler.schedule()
+            step = self._scheduler.schedule(time.monotonic())
             for copy in step.copies:  # before anything else can happen to their blocks
                 self._parts.model.storage.copy(copy.src, copy.dst)
             for slot in step.started:
@@ -382,7 +394,10 @@ class DecodeEngine:
             for slot in step.pulls:
                 self._begin_pull(self._by_sequence[slot.sequence], slot.sequence.num_computed_tokens)
             for slot in step.preempted:
-                log.info("%s: preempted, to be computed again", slot.sequence.request_id)
+                self._preempted(slot)
+            if step.saving is not None:
+                await self._save(step.saving.sequence)
+                continue
             if step.chunks:
                 await self._run(step)
                 continue
@@ -390,9 +405,27 @@ class DecodeEngine:
             self._wake.clear()
             await self._wake.wait()
 
+    def _preempted(self, slot: Slot) -> None:
+        """Let the gateway of one that is to be computed again find out whether a prefill worker would be sooner."""
+        sequence, request = slot.sequence, self._by_sequence[slot.sequence]
+        log.info("%s: preempted", request.request_id)
+        if slot.stage is Stage.WAITING and request.sequence is sequence and not sequence.num_forks:
+            request.is_replay, request.started = True, False
+            cached_tokens = sequence.table.cached_prefix(sequence.token_ids)
+            request.outbox.put(Preempted(request.request_id, cached_tokens))
+
+    async def _save(self, sequence: Sequence) -> None:
+        """Copy the blocks of a preempted sequence to host memory, then give them back."""
+        await self._parts.compute.call(self._swap.saving(sequence))
+        if sequence in self._by_sequence:
+            self._scheduler.saved(sequence)
+        else:  # it ended meanwhile
+            self._swap.drop(sequence)
+
     async def _run(self, step: DecodeStep) -> None:
+        before = self._swap.restoring(step.restored) if step.restored else None
         try:
-            results = await self._stepper.run(step.chunks)
+            results = await self._stepper.run(step.chunks, before)
         except InternalError as error:
             for chunk in step.chunks:
                 self._fail(chunk.sequence, error)
@@ -498,6 +531,7 @@ class DecodeEngine:
         """Forget a sequence, and give its blocks back when no step can write to them."""
         self._scheduler.retire(sequence)
         del self._by_sequence[sequence]
+        self._swap.drop(sequence)
         self._stepper.release(sequence.table, sequence)
         if not self._by_sequence:
             self._all_released.set()

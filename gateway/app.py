@@ -6,7 +6,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import BatonError
-from gateway.api import admin, cache, endpoints, models, openapi, ratio, status, tokens
+from gateway.api import admin, cache, dashboard, endpoints, models, openapi, ratio, status, tokens
 from gateway.door import Door, on_error, on_http_exception
 from gateway.parts import Parts
 
@@ -25,6 +25,9 @@ ROUTES = [
     Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
     Route("/v1/cluster/ratio", ratio.set_ratio, methods=["POST"]),
     Route("/debug/kv", admin.debug_kv),
+    Route("/dashboard", dashboard.page),
+    Route("/dashboard/{path:path}", dashboard.asset),
+    Route("/v1/dashboard/events", dashboard.events),
     Route("/health", status.health),
     Route("/ready", status.ready),
     Route("/version", status.version),

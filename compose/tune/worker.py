@@ -208,7 +208,7 @@ class SimWorker:
             for sequence in step.admitted:
                 self._told.begun(self._requests[sequence])
             return step.chunks
-        decision = self._decode.schedule()
+        decision = self._decode.schedule(self._clock.now)
         for slot in decision.pulls:
             self._ready_at.pop(slot.sequence, None)
             self._told.has_room(self._requests[slot.sequence])

@@ -27,6 +27,7 @@ MAX_ECHO = 200
 MAX_BIAS = 100
 MAX_BAD_WORD_LENGTH = 1024
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 LONE_SURROGATE = "half a surrogate pair (\\\\ud800 to \\\\udfff) is no character"
@@ -71,6 +72,7 @@ class CommonFields(StructuredFields, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     n: int | None = None
     prompt_logprobs: int | None = None
 
@@ -147,6 +149,7 @@ def check_common(fields: CommonFields, bounds: Bounds) -> None:
     _check_lists(fields, bounds.max_list_entries)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
     check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
+    check_range("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_stop(fields.stop_strings(), bounds)
     check_salt(fields.cache_salt)
     check_range("n", fields.n, 1, bounds.max_n)
@@ -257,6 +260,7 @@ def sampling_params(
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
         constraint=constraint,
+        priority=_given(fields.priority, 0),
         logprobs=0 if fields.num_logprobs is None and ranks_samples else fields.num_logprobs,
         prompt_logprobs=fields.num_prompt_logprobs,
     )

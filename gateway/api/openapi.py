@@ -24,6 +24,7 @@ from gateway.api import (
     status,
     tokens,
 )
+from gateway.cluster_status import ClusterStatus
 from gateway.parts import baton_version
 
 _REF = "#/components/schemas/{name}"
@@ -102,7 +103,7 @@ OPERATIONS = (
     ),
     Operation("/v1/models", "get", "The model that is served.", models.ModelList, (KEY,)),
     Operation("/v1/models/{model}", "get", "One model.", models.ModelCard, (KEY, MISSING)),
-    Operation("/v1/cluster", "get", "Workers and their load.", status.ClusterStatus, (KEY,)),
+    Operation("/v1/cluster", "get", "Workers and their load.", ClusterStatus, (KEY,)),
     Operation(
         "/v1/cluster/drain",
         "post",

@@ -41,7 +41,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "repetition_detection": (),
     "vllm_xargs": ({},),
-    "priority": (0,),
     "extra_key": (),
     "session_params": ({},),
     "lora_path": (),

@@ -18,7 +18,8 @@ from common.model.batch import Row
 from common.model.grammar_state import GrammarState
 from common.model.history import TokenHistory
 from common.model.logprobs import logprobs_of
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from kvstore.sequence import Chunk, Sequence
 
 

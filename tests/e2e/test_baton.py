@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,10 +15,13 @@ import pytest
 
 from common.cli import flag, variable
 from compose.cache_view import CacheLookupConfig, CacheStatsConfig, CacheTopConfig
+from compose.doctor import DoctorConfig
 from compose.status import StatusConfig
+from compose.top import TopConfig
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
+from tests.support.cluster import Cluster
 
 BATON = Path(sys.executable).with_name("baton")
 WIDE = os.environ | {"COLUMNS": "250"}
@@ -35,7 +39,7 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     ended = baton("--help")
     assert ended.returncode == 0
-    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "cache", "version"):
+    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "top", "cache", "doctor", "version"):
         assert f" {name} " in ended.stdout
 
 
@@ -47,6 +51,8 @@ def test_help_lists_every_command() -> None:
         ("prefill", WorkerConfig),
         ("decode", WorkerConfig),
         ("status", StatusConfig),
+        ("top", TopConfig),
+        ("doctor", DoctorConfig),
         ("cache stats", CacheStatsConfig),
         ("cache top", CacheTopConfig),
         ("cache lookup", CacheLookupConfig),
@@ -117,3 +123,17 @@ def test_a_stop_while_it_starts_ends_it_with_status_0(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(60) == 0
+
+
+def test_the_doctor_finds_a_running_cluster_well_and_moves_blocks_through_it(cluster: Cluster, model_dir: Path) -> None:
+    ended = baton("doctor", "--url", cluster.url, "--model", str(model_dir))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "ok    fingerprints: 2 workers can exchange blocks" in ended.stdout
+    assert re.search(r"^ok    test transfer: \d+ KiB in \d+ frames, every checksum right", ended.stdout, re.MULTILINE)
+
+
+def test_top_shows_one_look(cluster: Cluster) -> None:
+    ended = baton("top", "--once", "--url", cluster.url)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("1 prefill, 1 decode, ")
+    assert "prefill-0" in ended.stdout

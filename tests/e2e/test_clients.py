@@ -1,11 +1,12 @@
 """What clients do to the real processes: the openai client, wrong input, leaving early; and nothing stays behind."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.cluster import Cluster
 
@@ -96,6 +97,35 @@ def test_openai_tools_that_must_be_called(cluster: Cluster, choice: Any) -> None
     assert (streamed.function.name, streamed.function.arguments) == (called.function.name, called.function.arguments)
 
 
+class Landmark(BaseModel):
+    """What the model is asked to fill in."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=40)
+    country: Literal["France", "Italy", "Spain"]
+    heights: list[int] = Field(max_length=3)
+    is_open: bool
+
+
+@pytest.mark.parametrize("padding", ["", LONG * 2], ids=["local", "remote"])
+def test_openai_strict_json_schema(cluster: Cluster, padding: str) -> None:
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": padding + "Describe the Eiffel Tower as JSON."}],
+        "max_tokens": 200,
+    }
+    with client(cluster) as openai:
+        for seed in range(3):
+            answer = openai.chat.completions.parse(response_format=Landmark, temperature=1.0, seed=seed, **asked)
+            (choice,) = answer.choices
+            assert choice.finish_reason == "stop"
+            assert choice.message.parsed is not None
+            assert choice.message.parsed.country in ("France", "Italy", "Spain")
+        with openai.chat.completions.stream(response_format=Landmark, temperature=0, **asked) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.parsed is not None
+
+
 def test_openai_completions_stream_and_not(cluster: Cluster) -> None:
     asked: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "prompt": LONG, "temperature": 0, "max_tokens": 12}
     with client(cluster) as openai:
@@ -180,7 +210,7 @@ DEEP = b'{"prompt": "x", "metadata": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
         ("prompt", {"prompt": [[]]}),
         ("prompt", {"prompt": ["x"] * 12_000}),
         ("max_tokens", {"prompt": "x", "max_tokens": 1_000_000, "stream": True}),
-        ("guided_json", {"prompt": "x", "guided_json": {}}),
+        ("guided_json", {"prompt": "x", "guided_json": {"type": "array", "uniqueItems": True}}),
         ("stop", {"prompt": "x", "stop": [""]}),
         ("messages", {"messages": []}),
         (None, DEEP),

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from common import queue
@@ -17,6 +18,7 @@ from common.messages import (
     PeerPrefix,
     Plan,
     PlanKind,
+    Preempted,
     Prefill,
     PromptLogprobs,
     Refused,
@@ -62,6 +64,8 @@ class Split:
         self.decode = decode
         self.redis = redis
         self._stream = stream
+        self.recomputes_remotely = False
+        """Have what is preempted computed again by the prefill worker."""
         self._inboxes: dict[RequestId, asyncio.Queue[Any]] = {}
 
     async def dispatch(self) -> None:
@@ -173,8 +177,10 @@ class Split:
                 await self._stream.send(Abort(submit.request_id, samples=leaves))
                 left |= set(leaves or answers)
                 continue
-            message: Started | PromptLogprobs | SequenceOutput = await inbox.get()
+            message: Started | PromptLogprobs | SequenceOutput | Preempted = await inbox.get()
             match message:
+                case Preempted() if self.recomputes_remotely:
+                    await self._plan(_so_far(submit, answers), PlanKind.REMOTE, None, 0.0)
                 case Started():
                     for answer in answers.values():
                         answer.started_cached = message.cached_tokens
@@ -201,6 +207,12 @@ class Split:
                 while _num_in_use(host.parts.model.pool):  # noqa: ASYNC110 - nothing tells when a pool is empty
                     await asyncio.sleep(0.01)
                 host.parts.model.pool.check_integrity([])
+
+
+def _so_far(submit: Submit, answers: dict[int, Answer]) -> Submit:
+    """Return ``submit`` with what the samples have been given since."""
+    samples = tuple(Sample(one.index, (*one.output_ids, *answers[one.index].token_ids)) for one in submit.samples)
+    return msgspec.structs.replace(submit, samples=samples)
 
 
 def _longest(answers: dict[int, Answer]) -> int:

@@ -123,7 +123,8 @@ BOTH = [
     ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
     ({"cache_salt": ""}, "cache_salt"),
-    ({"priority": 5}, "priority"),
+    ({"priority": 101}, "priority"),
+    ({"priority": "high"}, "priority"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"top_logprobs": "5"}, "top_logprobs"),
 ]
