@@ -127,7 +127,7 @@ class DecodeEngine:
     async def hand_back(self) -> None:
         """Give up every sequence, so that its gateway moves it, and end the sessions."""
         for request in list(self._requests.values()):
-            self._fail(request.sequence, Unavailable("the decode worker takes another role"))
+            self._give_up(request, Unavailable("the decode worker takes another role"))
         self._over = True
         for outbox in self._sessions:
             outbox.close()
@@ -482,11 +482,15 @@ class DecodeEngine:
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         request = self._by_sequence.get(sequence)
-        if request is not None and not request.gone:
-            request.report_failure(error)
-            self._leave(request)
+        if request is not None:
+            self._give_up(request, error)
 
     # ---- going out ----
+
+    def _give_up(self, request: Request, error: BatonError) -> None:
+        if not request.gone:
+            request.report_failure(error)
+            self._leave(request)
 
     def _end_sample(self, request: Request, index: int, *, finished: bool = False) -> None:
         """One sample is over; with the last one the request is."""
