@@ -513,12 +513,12 @@ class DecodeEngine:
         if request is not None:
             self._give_up(request, error)
 
+    # ---- going out ----
+
     def _give_up(self, request: Request, error: BatonError) -> None:
         if not request.gone:
             request.report_failure(error)
             self._leave(request)
-
-    # ---- going out ----
 
     def _end_sample(self, request: Request, index: int, *, finished: bool = False) -> None:
         """One sample is over; with the last one the request is."""

@@ -157,6 +157,25 @@ async def test_running_answers_that_do_not_end_in_time_are_given_back_to_move(
     await cluster.wait_idle()
 
 
+async def test_samples_that_have_forked_from_their_prompt_are_given_back_too(
+    cluster: Split, redis: Redis, reference: Reference
+) -> None:
+    tokens = prompt(40)
+    samples = tuple(Sample(index) for index in range(3))
+    task = asyncio.create_task(cluster.generate_all(tokens, PlanKind.LOCAL, samples, max_tokens=400))
+    await until(lambda: cluster.decode.counters()["generation_tokens"] >= 12)
+    await order(cluster.decode, Role.PREFILL, drain_s=0.0)
+    answers = list((await task).values())
+    longest = max(len(answer.token_ids) for answer in answers)
+    expected = await greedy(reference, tokens, longest)
+    for answer in answers:
+        assert answer.error == Unavailable.type
+        assert answer.token_ids
+        assert answer.token_ids == expected[: len(answer.token_ids)]
+    await changed(redis, cluster.decode, Role.PREFILL)
+    await cluster.wait_idle()
+
+
 async def test_a_prefill_worker_that_changes_while_it_is_pulled_from_costs_no_token(
     cluster: Split, redis: Redis, reference: Reference
 ) -> None:
