@@ -52,7 +52,6 @@ async def test_the_cluster_is_shown(bench: Bench) -> None:
         "slots": {"allocated": 240, "used": 234},
         "kv_waste": 0.025,
         "fingerprint": msgspec.to_builtins(decode.record.fingerprint),
-        "max_model_len": 256,
     }
     assert [worker["id"] for worker in cluster["workers"]] == ["decode-0", "prefill-0"]
     assert cluster["ratio"] == {"prefill": 1, "decode": 1}
