@@ -6,14 +6,16 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test gpu-test compose-test chaos format lock clean
+.PHONY: help setup up check test test-clients fuzz gpu-test compose-test chaos format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := gateway prefill_worker decode_worker kvstore kernels common compose
-SOURCES := $(PACKAGES) tests benchmarks
+SOURCES := $(PACKAGES) tests benchmarks hatch_build.py
+NATIVE := $(wildcard kernels/cpu/native/*.[ch]) kernels/cpu/native/build.py hatch_build.py
 INSTALLED := $(VENV)/.installed
+CLIENTS := .venv-clients
 
 # One thread for each library's pool: what is tested are results, and several processes share the cores.
 # Triton kernels run in their interpreter, also where there is a GPU: that is for gpu-test.
@@ -24,7 +26,7 @@ help:
 
 setup: $(INSTALLED)
 
-$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh
+$(INSTALLED): requirements/lock.txt requirements/dev.txt pyproject.toml requirements/make_venv.sh $(NATIVE)
 	@sh requirements/make_venv.sh $(VENV) $(PYTHON)
 	@touch $@
 
@@ -38,7 +40,18 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not gpu and not clients" $(ARGS)
+
+test-clients: setup $(CLIENTS)/.installed
+	$(TEST_ENV) BATON_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(BIN)/python -m pytest -m clients $(ARGS)
+
+$(CLIENTS)/.installed: requirements/clients.txt
+	$(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input install --quiet -r requirements/clients.txt
+	@touch $@
+
+fuzz: setup
+	$(TEST_ENV) BATON_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/integration/test_gateway/test_openapi.py $(ARGS)
 
 gpu-test: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -57,4 +70,4 @@ lock:
 	sh requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

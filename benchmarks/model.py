@@ -3,31 +3,26 @@
     python -m benchmarks.model MODEL [--dtype float32 bfloat16] [--threads 1] [--kernels auto eager] [--context 512]
 
 MODEL is a directory or a hub name. Prefill computes one prompt in one step; decode adds a token to each of a batch of
-sequences that begin at ``--context`` tokens, and samples greedily. Each figure is the best of several runs.
-The share is what attention and cache writes take of the step.
+sequences that begin at ``--context`` tokens, and samples greedily. Each figure is the best of several runs; on a
+machine with other work the time on a processor is the one to read, with one thread.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from common.model.batch import Row, build_step
 from common.model.load import load_model
 from common.model.loaded import LoadedModel
 from common.model.runner import ModelRunner
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from common.sampling import SamplingParams
-from kernels.attention_form import AttentionForm
-from kernels.layer_kv import LayerKV
-from kernels.packed_rows import PackedRows
-from kernels.select import Kernels
 from kvstore.layout import KvLayout
 from kvstore.storage import KvStorage
 
@@ -36,38 +31,12 @@ PROMPTS = (512, 2048)
 BATCHES = (1, 8, 32)
 
 
-@dataclass(slots=True)
-class TimedKernels:
-    """Passes calls on to ``kernels`` and adds up the seconds they take."""
-
-    kernels: Kernels
-    name: str = "timed"
-    seconds: float = field(default=0.0)
-
-    def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
-        with self._timed():
-            self.kernels.store_kv(k, v, kv, rows)
-
-    def paged_attention(
-        self, q: Tensor, kv: LayerKV, rows: PackedRows, form: AttentionForm, sinks: Tensor | None
-    ) -> Tensor:
-        with self._timed():
-            return self.kernels.paged_attention(q, kv, rows, form, sinks)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - began
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The best of several runs of one step."""
+    """The best of several runs of one step, by the clock and by the time of all threads on a processor."""
 
-    seconds: float
-    share: float
-    """Attention and cache writes, of 1."""
+    wall_s: float
+    cpu_s: float
 
 
 class Bench:
@@ -80,8 +49,6 @@ class Bench:
         storage = KvStorage(layout, -(-tokens // BLOCK_SIZE), loaded.spec.device)
         self._order = torch.randperm(storage.num_blocks).tolist()
         self._runner = ModelRunner(loaded, storage.layer_views(), BLOCK_SIZE, kernels)
-        self._timer = TimedKernels(self._runner.kernels)
-        self._runner.kernels = self._timer
         self._runner.warm_up()
 
     def prefill(self, num_tokens: int) -> Figure:
@@ -104,11 +71,10 @@ class Bench:
     def _best(self, step: Callable[[int], object]) -> Figure:
         figures = []
         for run in range(self._runs):
-            self._timer.seconds, began = 0.0, time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             step(run)
-            seconds = time.perf_counter() - began
-            figures.append(Figure(seconds, self._timer.seconds / seconds))
-        return min(figures, key=lambda figure: figure.seconds)
+            figures.append(Figure(time.perf_counter() - began, time.process_time() - cpu_began))
+        return Figure(min(figure.wall_s for figure in figures), min(figure.cpu_s for figure in figures))
 
     def _tokens(self, count: int) -> list[int]:
         return torch.randint(10, 400, (count,)).tolist()
@@ -117,7 +83,7 @@ class Bench:
 def show(title: str, bench: Bench) -> None:
     """Measure and print one table."""
     table = Table(title=title)
-    for column in ("step", "tokens/s", "ms/step", "attention"):
+    for column in ("step", "tokens/s", "tokens/s of CPU time", "ms", "ms of CPU time"):
         table.add_column(column, justify="right")
     for num_tokens in PROMPTS:
         _add(table, f"prefill {num_tokens}", num_tokens, bench.prefill(num_tokens))
@@ -127,7 +93,9 @@ def show(title: str, bench: Bench) -> None:
 
 
 def _add(table: Table, name: str, tokens: int, figure: Figure) -> None:
-    table.add_row(name, f"{tokens / figure.seconds:.0f}", f"{1e3 * figure.seconds:.1f}", f"{100 * figure.share:.0f} %")
+    rates = (f"{tokens / seconds:.0f}" for seconds in (figure.wall_s, figure.cpu_s))
+    times = (f"{1e3 * seconds:.1f}" for seconds in (figure.wall_s, figure.cpu_s))
+    table.add_row(name, *rates, *times)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """How fast blocks move from one process to another on this machine, and what a hand-over costs when none move.
 
-    python -m benchmarks.transfer [--mib 512] [--repeats 5] [--handovers 300]
+    python -m benchmarks.transfer [--mib 512] [--repeats 5] [--handovers 300] [--device cuda]
 
 Two processes, real block storage in the shape of SmolLM2-135M, the transfer server and client that workers use.
 Beside the pull stand a copy inside one process and a bare gRPC stream of equal messages, which neither reads, sums
@@ -51,6 +51,8 @@ class Sizes:
     num_blocks: int
     repeats: int
     handovers: int
+    layout: KvLayout = LAYOUT
+    device: str = "cpu"
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +60,7 @@ class Sizes:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_blocks * LAYOUT.block_bytes
+        return self.num_blocks * self.layout.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,16 @@ class Row:
 # ---- the source's process ----
 
 
-def serve(parent: Connection, num_blocks: int) -> None:
+def serve(parent: Connection, sizes: Sizes) -> None:
     """Lend blocks until the parent hangs up."""
     torch.set_num_threads(1)
-    uvloop.run(_serve(parent, num_blocks))
+    uvloop.run(_serve(parent, sizes))
 
 
-async def _serve(parent: Connection, num_blocks: int) -> None:
-    storage = KvStorage(LAYOUT, num_blocks, torch.device("cpu"))
-    storage.write([BlockId(0)], memoryview(torch.randint(0, 255, (LAYOUT.block_bytes,), dtype=torch.uint8).numpy()))
+async def _serve(parent: Connection, sizes: Sizes) -> None:
+    block_bytes = sizes.layout.block_bytes
+    storage = KvStorage(sizes.layout, sizes.num_blocks, torch.device(sizes.device))
+    storage.write([BlockId(0)], memoryview(torch.randint(0, 255, (block_bytes,), dtype=torch.uint8).numpy()))
     loop = asyncio.get_running_loop()
     identity = HelloReply(WorkerId("source"), EPOCH, FINGERPRINT)
     server = TransferServer(storage, BLOCK_SIZE, identity, LeaseTable(60.0), lambda *_: None, loop.time)
@@ -94,7 +97,7 @@ async def _serve(parent: Connection, num_blocks: int) -> None:
         return Offer(request.transfer_id, identity.worker_id, EPOCH, rpc.address, outgoing.generation, 0, EPOCH)
 
     async def bare(request: Pull) -> AsyncIterator[bytes]:
-        for _ in range(request.have_tokens // BLOCK_SIZE * LAYOUT.block_bytes // FRAME_BYTES):
+        for _ in range(request.have_tokens // BLOCK_SIZE * block_bytes // FRAME_BYTES):
             yield frame
 
     handlers = server.handlers().merged(Handlers({OPEN: open_transfer}, {BARE: bare}, {}))
@@ -115,7 +118,7 @@ class Destination:
         self._address = address
         self._sizes = sizes
         self._peers = PeerSet(TOKEN)
-        self._storage = KvStorage(LAYOUT, sizes.num_blocks, torch.device("cpu"))
+        self._storage = KvStorage(sizes.layout, sizes.num_blocks, torch.device(sizes.device))
         identity = HelloReply(WorkerId("destination"), EPOCH, FINGERPRINT)
         self._client = TransferClient(self._storage, BLOCK_SIZE, identity, self._peers)
         self._block_ids = [BlockId(n) for n in range(sizes.num_blocks)]
@@ -174,7 +177,9 @@ class Destination:
 
 def show(sizes: Sizes, rows: list[Row], seconds: list[float]) -> None:
     """Print the two tables."""
-    rates = Table(title=f"{sizes.num_bytes / 2**20:.0f} MiB in blocks of {LAYOUT.block_bytes / 2**10:.0f} KiB, GB/s")
+    rates = Table(
+        title=f"{sizes.num_bytes / 2**20:.0f} MiB in blocks of {sizes.layout.block_bytes / 2**10:.0f} KiB, GB/s"
+    )
     for column in ("", "median", "best", "worst"):
         rates.add_column(column, justify="left" if not column else "right")
     for row in rows:
@@ -190,24 +195,31 @@ def show(sizes: Sizes, rows: list[Row], seconds: list[float]) -> None:
     console.print(empty)
 
 
+def measure(sizes: Sizes) -> tuple[list[Row], list[float]]:
+    """Return rates and the seconds of hand-overs without bytes, between this process and one of its own."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, sizes))
+    child.start()
+    theirs.close()
+    try:
+        return uvloop.run(Destination(ours.recv(), sizes).measure())
+    finally:
+        ours.close()
+        child.join(TIMEOUT_S)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="MiB moved at a time")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--handovers", type=int, default=300)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the blocks lie")
     args = parser.parse_args()
-    sizes = Sizes(max(2, args.mib * 2**20 // LAYOUT.block_bytes), args.repeats, args.handovers)
+    num_blocks = max(2, args.mib * 2**20 // LAYOUT.block_bytes)
+    sizes = Sizes(num_blocks, args.repeats, args.handovers, device=args.device)
     torch.set_num_threads(1)
-    ours, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, sizes.num_blocks))
-    child.start()
-    theirs.close()
-    try:
-        show(sizes, *uvloop.run(Destination(ours.recv(), sizes).measure()))
-    finally:
-        ours.close()
-        child.join(TIMEOUT_S)
+    show(sizes, *measure(sizes))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
+from compose.bench.config import BenchServeConfig
+from compose.bench.serve import bench_serve
 from compose.cache_view import (
     CacheLookupConfig,
     CacheStatsConfig,
@@ -29,6 +31,7 @@ from compose.ratio import RatioConfig, RatioSetConfig, ratio, ratio_set
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
 from compose.top import TopConfig, top
+from compose.tune_config import TuneConfig
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
@@ -103,6 +106,12 @@ def _ratio() -> App:
     return app
 
 
+async def _tune(config: TuneConfig) -> None:
+    from compose.tune.tune import tune
+
+    await tune(config)
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -113,6 +122,12 @@ def _cache() -> App:
     app.command(command(CacheStatsConfig, cache_stats), name="stats")
     app.command(command(CacheTopConfig, cache_top), name="top")
     app.command(command(CacheLookupConfig, cache_lookup), name="lookup")
+    return app
+
+
+def _bench() -> App:
+    app = application("bench", "Measure a running server.")
+    app.command(command(BenchServeConfig, bench_serve), name="serve")
     return app
 
 
@@ -127,7 +142,9 @@ def baton() -> App:
     app.command(command(TopConfig, top), name="top")
     app.command(_cache())
     app.command(command(DoctorConfig, doctor), name="doctor")
+    app.command(_bench())
     app.command(_ratio())
+    app.command(command(TuneConfig, _tune), name="tune")
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

@@ -81,8 +81,8 @@ def pressure_table(cluster: ClusterView) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), title=f"ratio {cluster.ratio.prefill}:{cluster.ratio.decode}")
     for name in ("pool", "workers", "pressure", "made of"):
         table.add_column(name, justify="left" if name in ("pool", "made of") else "right", no_wrap=True)
-    prefill = f"queue {seen.prefill_wait:.2f}; busy {seen.prefill_busy:.0%}"
-    decode = f"KV {seen.kv_use:.2f}, time between tokens {seen.itl:.2f}, wait for room {seen.admission:.2f}"
+    prefill = f"queue {seen.prefill_wait:.2f}, busy {seen.prefill_busy:.0%}"
+    decode = f"KV {seen.kv_use:.2f}, ITL {seen.itl:.2f}, wait for room {seen.admission:.2f}"
     table.add_row("prefill", str(cluster.ratio.prefill), f"{seen.prefill:.2f}", prefill)
     table.add_row("decode", str(cluster.ratio.decode), f"{seen.decode:.2f}", decode)
     if seen.missing:

@@ -271,7 +271,10 @@ class Flow:
         if self._num_migrations == 0:
             self._services.metrics.prompt_tokens.inc(len(self.prompt))
         await self._have_prompt_computed(attempt)
-        await attempt.wait_for(Stage.ENDED, None)
+        while await attempt.wait_preempted():
+            written = tuple(sample.state for sample in self.samples if sample.finish is None)
+            attempt.restart(msgspec.structs.replace(attempt.submit, samples=written, is_replay=True))
+            await self._have_prompt_computed(attempt)
 
     async def _have_prompt_computed(self, attempt: Attempt) -> None:
         """Return when the prompt's KV is in place or the attempt has ended; plan again as often as it takes."""

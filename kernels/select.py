@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.cpu.native.operations import Native, new_native
 from kernels.elementwise import Elementwise
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
@@ -21,6 +22,8 @@ class Kernels(Protocol):
     """One version of the operations. Called from one thread at a time."""
 
     name: str
+    native: Native | None
+    """The compiled operations behind whole decoder layers and linear maps, where the version has them."""
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """Store ``k [T, kv_heads, k_dim]`` and ``v [T, kv_heads, v_dim]`` in the slots that ``rows`` names."""
@@ -35,6 +38,7 @@ class EagerKernels:
     """Plain torch on any device: the reference."""
 
     name = "eager"
+    native: Native | None = None
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """See :class:`Kernels`."""
@@ -69,7 +73,7 @@ def _cpu_kernels(device: torch.device) -> Kernels:
         raise ValueError(f"the cpu kernels cannot run on {device.type}")
     from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
 
-    return CpuKernels()
+    return CpuKernels(new_native(torch.get_num_threads()))
 
 
 def _triton_kernels(device: torch.device) -> Kernels:

@@ -1,10 +1,12 @@
 """The memory of all KV blocks of a worker: one tensor, a block one row of it.
 
 Reads and writes move whole blocks as raw bytes, so no dtype needs a NumPy twin. On a CPU the bytes are views of the
-tensor; on another device they are copied through host memory, in the order of that device's default stream.
+tensor; on a GPU they are copied through pinned host memory.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 from common.ids import BlockId
 from kernels.layer_kv import LayerKV
 from kvstore.layout import KvLayout
+
+if TYPE_CHECKING:
+    from kvstore.device_copies import DeviceCopies
 
 
 class KvStorage:
@@ -46,8 +51,7 @@ class KvStorage:
         self._check(block_ids)
         if self._rows is not None:
             return [self._rows[block_id].data for block_id in block_ids]
-        index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
-        return [self._bytes.index_select(0, index).cpu().numpy().reshape(-1).data]
+        return [self._copies.read(block_ids).numpy().reshape(-1).data]
 
     def read(self, block_ids: Sequence[BlockId]) -> bytes:
         """Return a copy of the bytes of these blocks, in order."""
@@ -65,9 +69,13 @@ class KvStorage:
             for row, block_id in enumerate(block_ids):
                 self._rows[block_id] = source[row]
             return
-        index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
-        self._bytes.index_copy_(0, index, torch.from_numpy(source.copy()).to(self.device))
-        torch.cuda.current_stream(self.device).synchronize()  # in place, whatever stream reads it next
+        self._copies.write(block_ids, source)
+
+    @cached_property
+    def _copies(self) -> "DeviceCopies":
+        from kvstore.device_copies import DeviceCopies  # loads triton
+
+        return DeviceCopies(self._bytes)
 
     def copy(self, src: BlockId, dst: BlockId) -> None:
         """Copy the bytes of one block to another."""

@@ -82,7 +82,7 @@ class DecodeGraphs:
         for row, values in enumerate((step.token_ids, step.positions, step.slot_mapping, step.seq_lens)):
             self._host_numbers[row, :num_rows] = torch.from_numpy(values)
         self._fill_spare(num_rows, size)
-        self._numbers[:, :size].copy_(self._host_numbers[:, :size], non_blocking=True)
+        self._numbers.copy_(self._host_numbers, non_blocking=True)  # whole: a part of each row would not be one copy
         tables = self._host_tables[: num_rows * num_blocks].view(num_rows, num_blocks)
         tables.copy_(torch.from_numpy(step.block_tables))
         self._tables[:num_rows, :num_blocks].copy_(tables, non_blocking=True)

@@ -90,12 +90,12 @@ def _replace(model: nn.Module, fused: Callable[[nn.Module], nn.Module | None]) -
 
 
 def _fused_norm(module: nn.Module, elementwise: Elementwise) -> nn.Module | None:
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     parameters = dict(module.named_parameters())
-    if not type(module).__name__.endswith("RMSNorm") or list(parameters) != ["weight"] or weight.dim() != 1:  # type: ignore[union-attr]
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or list(parameters) != ["weight"] or not isinstance(eps, float):
         return None
-    if not isinstance(eps, float):
+    weight = parameters["weight"]
+    if weight.dim() != 1:
         return None
     x = _random(weight, 2, 3, len(weight))
     expected = module(x)
@@ -135,7 +135,7 @@ def _swap_rotary(attention: nn.Module, elementwise: Elementwise) -> bool:
     names = {**forward.__globals__, _ROTARY: rotary}
     swapped = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     swapped.__kwdefaults__ = forward.__kwdefaults__
-    attention.forward = MethodType(swapped, attention)  # type: ignore[method-assign]
+    attention.forward = MethodType(swapped, attention)
     return True
 
 

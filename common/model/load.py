@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import ConfigError, UnsupportedModel
 from common.model import attention
 from common.model.context_limit import context_limit
+from common.model.cpu_fuse import fuse_for_cpu
 from common.model.digest import model_digest, tokenizer_digest
 from common.model.fuse import fuse
 from common.model.loaded import LoadedModel
@@ -39,15 +40,45 @@ def load_model(source: str, *, dtype: str, device: str, max_model_len: int | Non
     _refuse(config)
     limit = context_limit(config.get_text_config(), max_model_len)
     module = _weights(source, config, _dtype(dtype, where), where)
+    directory = model_directory(source)
+    loaded = make_paged(
+        module,
+        name=directory.name if Path(source).is_dir() else source,
+        max_model_len=limit,
+        model_digest=model_digest(directory),
+        tokenizer_digest=tokenizer_digest(directory),
+    )
+    log.info("loaded %s in %.1f s: %s on %s", loaded.spec.name, time.monotonic() - began, module.dtype, where)
+    return loaded
+
+
+def make_paged(
+    module: PreTrainedModel, *, name: str, max_model_len: int, model_digest: str, tokenizer_digest: str
+) -> LoadedModel:
+    """Switch a model in memory, with transformers' eager attention, to paged KV, fused where its device gains by it.
+
+    Raises UnsupportedModel when it cannot run so.
+    """
     expected = reference_logits(module)
     layers = probe(module)
-    loaded = LoadedModel(module, _spec(source, module, layers, limit), tuple(layer.attention for layer in layers))
+    spec = ModelSpec(
+        name=name,
+        layers=tuple(layer.spec for layer in layers),
+        vocab_size=module.config.get_text_config().vocab_size,
+        max_model_len=max_model_len,
+        dtype=module.dtype,
+        device=module.device,
+        eos_token_ids=_eos_token_ids(module),
+        model_digest=model_digest,
+        tokenizer_digest=tokenizer_digest,
+    )
+    loaded = LoadedModel(module, spec, tuple(layer.attention for layer in layers))
     _switch_attention(module, layers)
-    elementwise = choose_elementwise(where)
+    fuse_for_cpu(module, loaded.attention)
+    elementwise = choose_elementwise(module.device)
     if elementwise is not None:
         fuse(module, [layer.module for layer in layers], elementwise)
     check_paged(loaded, expected)
-    log.info("loaded %s in %.1f s: %s on %s", loaded.spec.name, time.monotonic() - began, module.dtype, where)
     return loaded
 
 
@@ -111,22 +142,6 @@ def _switch_attention(module: PreTrainedModel, layers: list[ProbedLayer]) -> Non
     for layer in layers:
         if layer.attention.temperature is not None:
             layer.module.attn_temperature_tuning = False  # type: ignore[assignment]  # done by our attention
-
-
-def _spec(source: str, module: PreTrainedModel, layers: list[ProbedLayer], limit: int) -> ModelSpec:
-    directory = model_directory(source)
-    text = module.config.get_text_config()
-    return ModelSpec(
-        name=directory.name if Path(source).is_dir() else source,
-        layers=tuple(layer.spec for layer in layers),
-        vocab_size=text.vocab_size,
-        max_model_len=limit,
-        dtype=module.dtype,
-        device=module.device,
-        eos_token_ids=_eos_token_ids(module),
-        model_digest=model_digest(directory),
-        tokenizer_digest=tokenizer_digest(directory),
-    )
 
 
 def model_directory(source: str) -> Path:

@@ -16,14 +16,15 @@ class MergedLinear:
 
     def __init__(self, projections: Sequence[nn.Linear]) -> None:
         """Take over the weights of ``projections``, which have equal input widths, and biases all or none."""
-        self.widths = [projection.out_features for projection in projections]
-        self._weight = torch.cat([projection.weight for projection in projections])  # [sum of widths, in_features]
-        biases = [projection.bias for projection in projections if projection.bias is not None]
+        self.widths: list[int] = [projection.out_features for projection in projections]
+        weights: list[Tensor] = [projection.weight for projection in projections]
+        self._weight = torch.cat(weights)  # [sum of widths, in_features]
+        biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._input: Tensor | None = None
-        self._outputs: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
         self._waiting: set[int] = set()
-        for projection, weight in zip(projections, self._weight.split(self.widths), strict=True):
+        for projection, weight in zip(projections, torch.split(self._weight, self.widths), strict=True):
             projection.weight = nn.Parameter(weight, requires_grad=False)  # a view: the old memory is given back
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -33,12 +34,12 @@ class MergedLinear:
     def part(self, index: int, x: Tensor) -> Tensor:
         """Return one projection of ``x``; computes all when this ``x`` is new or the part was taken already."""
         if x is not self._input or index not in self._waiting:
-            self._input, self._outputs = x, list(self(x).split(self.widths, dim=-1))
+            self._input, self._outputs = x, torch.split(self(x), self.widths, dim=-1)
             self._waiting = set(range(len(self.widths)))
         output = self._outputs[index]
         self._waiting.discard(index)
         if not self._waiting:
-            self._input, self._outputs = None, []
+            self._input, self._outputs = None, ()
         return output
 
 
@@ -56,20 +57,18 @@ class ProjectionPart(nn.Module):
         return self._merged.part(self._index, x)
 
 
-def can_merge(projections: Sequence[nn.Module | None]) -> bool:
-    """Say whether these are plain projections of one width, with biases all or none."""
+def mergeable(projections: Sequence[nn.Module | None]) -> list[nn.Linear]:
+    """Return ``projections`` if all are plain ones of one input width, with biases all or none; else nothing."""
     plain = [projection for projection in projections if type(projection) is nn.Linear]
-    return (
-        len(plain) == len(projections)
-        and len({projection.in_features for projection in plain}) == 1
-        and len({projection.bias is None for projection in plain}) == 1
-    )
+    widths = {projection.in_features for projection in plain}
+    biased = {projection.bias is not None for projection in plain}
+    return plain if len(plain) == len(projections) and len(widths) == len(biased) == 1 else []
 
 
 def merge(owner: nn.Module, names: Sequence[str]) -> MergedLinear | None:
-    """Merge the projections of ``owner`` that are called ``names``, where :func:`can_merge` allows it."""
-    projections = [getattr(owner, name, None) for name in names]
-    if not can_merge(projections):
+    """Merge the projections of ``owner`` that are called ``names``, where they are :func:`mergeable`."""
+    projections = mergeable([getattr(owner, name, None) for name in names])
+    if not projections:
         return None
     merged = MergedLinear(projections)
     for index, (name, projection) in enumerate(zip(names, projections, strict=True)):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.errors import InternalError
-from common.model.history import TokenHistory
 from common.model.logit_edits import edit, has_edits
+from common.model.sample_row import SampleRow
 from common.sampling import SamplingParams, uniform
 
 _BLOCK = 256
@@ -28,24 +28,11 @@ _BLOCK = 256
 _LARGE = 1e-4
 """Share of the total from which on a weight is tried first when the nucleus is looked for."""
 
+_WITHOUT_BRANCHES = np.array([-np.inf, 0.0])
+"""What is added to the score of a token that is not allowed, and of one that is: looked up, since a condition that is
+true here and there costs ten times as much."""
+
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """How one row of logits becomes a token."""
-
-    params: SamplingParams
-    sample_index: int
-    """Number of the parallel sample of the prompt."""
-    position: int
-    """Tokens before the one to sample."""
-    num_output_tokens: int = 0
-    """How many of them are output."""
-    history: TokenHistory | None = None
-    """Given when the parameters read it; then it has seen all ``position`` tokens."""
-    allowed: NDArray[np.bool_] | None = None
-    """``[vocab]`` tokens of which one is to be sampled, at least one; None: any."""
 
 
 @torch.inference_mode()
@@ -58,10 +45,29 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
         raise ValueError(f"{logits.shape[0]} rows of logits, parameters for {len(rows)}")
     if not rows:
         return []
-    if logits.device.type != "cpu" and all(_is_plainly_greedy(row) for row in rows):
-        return _greedy(logits)
+    if logits.device.type == "cuda":
+        return _sample_on_gpu(logits, rows)
     host = logits.cpu().numpy()  # [R, vocab]
     return [_sample_row(host[index], row) for index, row in enumerate(rows)]
+
+
+def _sample_on_gpu(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Sample there what can be sampled there, and the other rows here."""
+    from common.model.device_sampler import can_sample, sample_on_device  # loads triton
+
+    if all(_is_plainly_greedy(row) for row in rows):
+        return _greedy(logits)
+    tokens = [-1] * len(rows)
+    there = [index for index, row in enumerate(rows) if can_sample(row)]
+    if there:
+        chosen = sample_on_device(
+            logits if len(there) == len(rows) else logits[there], [rows[index] for index in there]
+        )
+        for index, token in zip(there, chosen, strict=True):
+            tokens[index] = token
+    for index in set(range(len(rows))).difference(there):
+        tokens[index] = _sample_row(logits[index].cpu().numpy(), rows[index])
+    return tokens
 
 
 def _greedy(logits: Tensor) -> list[int]:
@@ -84,7 +90,7 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
         return best
     scores = logits.astype(np.float64)
     if row.allowed is not None:
-        scores[~row.allowed] = -np.inf
+        scores += _WITHOUT_BRANCHES[row.allowed.view(np.uint8)]
     if has_edits(row.params, row.num_output_tokens):
         edit(scores, row.params, row.num_output_tokens, row.history)
     best = int(scores.argmax())
@@ -93,7 +99,7 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
 
 def _draw(scores: Floats, best: float, row: SampleRow) -> int:
     """Return the token for ``scores [vocab]``, which are overwritten, at a temperature above 0."""
-    kept = _kept(scores, best, row.params)
+    kept = _kept(scores, best, row.params, None if row.allowed is None else np.flatnonzero(row.allowed))
     target = uniform(row.params.seed, row.sample_index, row.position)
     at = _inverse_cdf(kept.weights, target)
     return at if kept.ids is None else int(kept.ids[at])
@@ -114,15 +120,17 @@ class _Kept:
         return _Kept(self.weights[at], at if self.ids is None else self.ids[at])
 
 
-def _kept(scores: Floats, best: float, params: SamplingParams) -> _Kept:
+def _kept(scores: Floats, best: float, params: SamplingParams, ids: NDArray[np.int64] | None) -> _Kept:
+    """Return what may be chosen of the tokens ``ids``, None: of all."""
+    if ids is not None:
+        scores = scores[ids]
     scores -= best
     if params.temperature != 1:
         with np.errstate(over="ignore"):
             scores /= params.temperature  # the largest is 0
-    ids = None
     if 0 < params.top_k < len(scores):
-        ids = np.flatnonzero(scores >= np.partition(scores, -params.top_k)[-params.top_k])
-        scores = scores[ids]
+        at = np.flatnonzero(scores >= np.partition(scores, -params.top_k)[-params.top_k])
+        scores, ids = scores[at], at if ids is None else ids[at]
     kept = _Kept(np.exp(scores), ids)
     if params.top_p < 1:
         kept = kept.where(kept.weights >= _nucleus_floor(kept.weights, params.top_p))

@@ -48,10 +48,12 @@ def _rms_norm_kernel(
 def rms_norm(x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
     """Normalise ``x [..., width]``, whose rows may lie apart; returns a contiguous tensor of its shape and dtype."""
     width = x.shape[-1]
-    inner = x.shape[-2] if x.dim() > 2 else 1
-    rows = x if x.dim() == 2 else x.flatten(0, -3)  # [outer, inner, width], or [rows, width]
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
+    if x.is_contiguous():
+        rows = x.view(-1, 1, width)
+    elif x.dim() > 3 and x.stride(-1) == 1:
+        rows = x.flatten(0, -3)  # [tokens, heads, width]: the heads inside a merged projection
+    else:
+        rows = x.contiguous().view(-1, 1, width)
     out = x.new_empty(x.shape)
     num_rows = x.numel() // width
     width_pad = triton.next_power_of_2(width)
@@ -62,11 +64,11 @@ def rms_norm(x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
         weight,
         num_rows,
         rows.stride(0),
-        rows.stride(1) if rows.dim() == 3 else 0,
+        rows.stride(1),
         form.eps,
         OFFSET=form.offset,
         ROUNDS_FIRST=form.rounds_first,
-        INNER=inner,
+        INNER=rows.shape[1],
         WIDTH=width,
         WIDTH_PAD=width_pad,
         ROWS=rows_each,

@@ -90,6 +90,16 @@ class WorkerConfig:
     local_chunk_tokens: int = 64
     """Prompt tokens that one step computes beside decoding sequences at most."""
 
+    preemption: Literal["auto", "recompute", "swap"] = "auto"
+    """What happens to a sequence that has to make room while it decodes: it is computed again later, or its KV goes to
+    host memory and back; auto: what is predicted to be sooner, by measured rates."""
+
+    swap_memory: str = "1GiB"
+    """Host memory for the KV of such sequences; 0: none."""
+
+    priority_ageing_s: float = 5.0
+    """Seconds of waiting for room that count as one level of priority."""
+
     lease_s: float = 30.0
     """Seconds that a finished prefill keeps its blocks for a decode worker that does not renew."""
 
@@ -117,7 +127,7 @@ class WorkerConfig:
                 raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
         if not 0 < self.tenant_cache_share <= 1:
             raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
-        for flag in ("lease_s", "drain_seconds"):
+        for flag in ("lease_s", "drain_seconds", "priority_ageing_s"):
             if not getattr(self, flag) > 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
@@ -128,6 +138,7 @@ class WorkerConfig:
         if not self.cluster_token and not is_loopback(self.host):
             raise ConfigError(f"--host {self.host} can be reached by others, so BATON_CLUSTER_TOKEN must be set")
         parse_size(self.kv_memory, flag="--kv-memory")
+        parse_size(self.swap_memory, flag="--swap-memory")
 
     def name_for(self, role: Role) -> str:
         """Return the worker's id."""

@@ -24,6 +24,7 @@ from kernels.gpu import move_blocks
 from kernels.gpu.elementwise import TritonElementwise
 from kernels.gpu.paged_attention import paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
+from kernels.gpu.sample_rows import NUMBERS, Penalties, penalise_rows, sample_rows
 from kernels.gpu.store_kv import store_kv
 from kernels.norm_form import NormForm
 from tests.kernels.cases import Shape, new_case
@@ -93,6 +94,15 @@ def others() -> None:
     fused.silu_mul(x)
 
 
+def sampling() -> None:
+    """Compile the sampler for plain and for penalised rows."""
+    scores, numbers = torch.zeros(2, 128_256), torch.zeros(2, NUMBERS, dtype=torch.float64)
+    sample_rows(scores, numbers)
+    sample_rows(scores.double(), numbers)
+    ids, counts = torch.zeros(2, 100, dtype=torch.int64), torch.zeros(2, 100, dtype=torch.float64)
+    penalise_rows(scores.double(), Penalties(ids, counts, torch.ones(2, 3, dtype=torch.float64)))
+
+
 def main() -> None:
     """Compile everything."""
     triton.runtime.driver.set_active(NoDevice())
@@ -102,6 +112,7 @@ def main() -> None:
     attention(Shape(k_dim=256, v_dim=256, dtype=BFLOAT16), AttentionForm(0.1, softcap=50.0), 1, sinks=False)
     attention(Shape(group=3, k_dim=64, v_dim=64, block_size=8), AttentionForm(0.1), 1, sinks=False)
     others()
+    sampling()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import torch
 
 from common.model.batch import Row, build_step
 from common.model.runner import ModelRunner
-from common.model.sampler import SampleRow, sample
+from common.model.sample_row import SampleRow
+from common.model.sampler import sample
 from common.sampling import SamplingParams
 
 CHUNK = 19

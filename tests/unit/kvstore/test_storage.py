@@ -10,13 +10,19 @@ from common.model.spec import LayerSpec
 from kvstore.layout import KvLayout
 from kvstore.storage import KvStorage
 
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+    ),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LAYERS = (LayerSpec(2, 3, 5), LayerSpec(1, 7, 2))
 BLOCK = 4
 
 
-def new_storage(dtype: torch.dtype = torch.float32, num_blocks: int = 6) -> KvStorage:
-    return KvStorage(KvLayout(LAYERS, BLOCK, dtype), num_blocks, torch.device("cpu"))
+def new_storage(dtype: torch.dtype = torch.float32, num_blocks: int = 6, device: str = "cpu") -> KvStorage:
+    return KvStorage(KvLayout(LAYERS, BLOCK, dtype), num_blocks, torch.device(device))
 
 
 def ids(*numbers: int) -> list[BlockId]:
@@ -36,9 +42,10 @@ def test_layers_see_their_own_part_of_each_block(dtype: torch.dtype):
     assert block.tolist() == [1.0] * 24 + [2.0] * 40 + [3.0] * 28 + [4.0] * 8
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_are_written_and_read_in_the_given_order(dtype: torch.dtype):
-    storage = new_storage(dtype)
+def test_blocks_are_written_and_read_in_the_given_order(dtype: torch.dtype, device: str):
+    storage = new_storage(dtype, device=device)
     size = storage.layout.block_bytes
     payload = os.urandom(3 * size)
     storage.write(ids(4, 0, 2), memoryview(payload))
@@ -48,8 +55,9 @@ def test_blocks_are_written_and_read_in_the_given_order(dtype: torch.dtype):
     assert b"".join(storage.parts(ids(0))) == payload[size : 2 * size]
 
 
-def test_a_written_block_is_what_the_layers_see():
-    source, target = new_storage(), new_storage()
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_written_block_is_what_the_layers_see(device: str):
+    source, target = new_storage(device=device), new_storage(device=device)
     for view in source.layer_views():
         view.k.normal_()
         view.v.normal_()

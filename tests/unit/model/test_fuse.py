@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from common.model.fuse import Fused, fuse
-from common.model.merged_linear import MergedLinear, can_merge, merge
+from common.model.merged_linear import MergedLinear, merge, mergeable
 from kernels.elementwise import EagerElementwise, Elementwise
 from kernels.gpu.elementwise import TritonElementwise
 from tests.kernels.devices import on_each_device
@@ -90,8 +90,8 @@ def test_a_part_that_is_asked_again_or_out_of_order_is_right():
 
 
 def test_only_plain_projections_of_one_input_are_merged():
-    assert can_merge([nn.Linear(3, 4), nn.Linear(3, 5)])
-    assert not can_merge([nn.Linear(3, 4), nn.Linear(2, 5)])
-    assert not can_merge([nn.Linear(3, 4), nn.Linear(3, 5, bias=False)])
-    assert not can_merge([nn.Linear(3, 4), None])
-    assert not can_merge([nn.Linear(3, 4), nn.Bilinear(3, 3, 4)])
+    assert mergeable([nn.Linear(3, 4), nn.Linear(3, 5)])
+    assert not mergeable([nn.Linear(3, 4), nn.Linear(2, 5)])
+    assert not mergeable([nn.Linear(3, 4), nn.Linear(3, 5, bias=False)])
+    assert not mergeable([nn.Linear(3, 4), None])
+    assert not mergeable([nn.Linear(3, 4), nn.Bilinear(3, 3, 4)])
