@@ -73,6 +73,7 @@ async def take_pictures(url: str, folder: Path, seconds: float) -> None:
         await page.click("input[name=span][value='120']")
         await asyncio.sleep(seconds)
         await page.evaluate("document.querySelector('#chat-max').value = 32")
+        await page.evaluate("document.querySelector('#chat-temperature').value = 0")
         await page.evaluate("document.querySelector('#chat-text').focus()")
         await page.type(ASKED)
         await page.press("Enter")

@@ -25,9 +25,6 @@ ROUTES = [
     Route("/v1/cluster/drain", admin.drain, methods=["POST"]),
     Route("/v1/cluster/ratio", ratio.set_ratio, methods=["POST"]),
     Route("/debug/kv", admin.debug_kv),
-    Route("/dashboard", dashboard.page),
-    Route("/dashboard/{path:path}", dashboard.asset),
-    Route("/v1/dashboard/events", dashboard.events),
     Route("/health", status.health),
     Route("/ready", status.ready),
     Route("/version", status.version),
@@ -35,11 +32,18 @@ ROUTES = [
     Route("/openapi.json", openapi.openapi),
 ]
 
+PAGES = [
+    Route("/dashboard", dashboard.page),
+    Route("/dashboard/{path:path}", dashboard.asset),
+    Route("/v1/dashboard/events", dashboard.events),
+]
+"""For people: not in the API's description."""
+
 
 def build_app(parts: Parts) -> ASGIApp:
     """Return the application of one gateway."""
     app = Starlette(
-        routes=ROUTES,
+        routes=[*ROUTES, *PAGES],
         exception_handlers={BatonError: on_error, HTTPException: on_http_exception},
     )
     app.router.redirect_slashes = False

@@ -147,7 +147,7 @@ def _generation(
         Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint), fields.num_samples)
         for prompt in prompts
     ]
-    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_sequences) for job in jobs]
     parts.admission.check_capacity(parts.services.cluster, sizes)
     return Generation(
         parts.services,

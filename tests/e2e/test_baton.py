@@ -1,6 +1,7 @@
 """The command ``baton`` as a person meets it."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from common.cli import flag, variable
+from compose.bench.config import BenchServeConfig
 from compose.cache_view import CacheLookupConfig, CacheStatsConfig, CacheTopConfig
 from compose.doctor import DoctorConfig
 from compose.status import StatusConfig
@@ -39,7 +41,19 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     ended = baton("--help")
     assert ended.returncode == 0
-    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "top", "cache", "doctor", "version"):
+    for name in (
+        "up",
+        "gateway",
+        "prefill",
+        "decode",
+        "fetch-model",
+        "status",
+        "top",
+        "cache",
+        "bench",
+        "doctor",
+        "version",
+    ):
         assert f" {name} " in ended.stdout
 
 
@@ -53,6 +67,7 @@ def test_help_lists_every_command() -> None:
         ("status", StatusConfig),
         ("top", TopConfig),
         ("doctor", DoctorConfig),
+        ("bench serve", BenchServeConfig),
         ("cache stats", CacheStatsConfig),
         ("cache top", CacheTopConfig),
         ("cache lookup", CacheLookupConfig),
@@ -137,3 +152,13 @@ def test_top_shows_one_look(cluster: Cluster) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 prefill, 1 decode, ")
     assert "prefill-0" in ended.stdout
+
+
+def test_bench_serve_measures_a_running_cluster(cluster: Cluster) -> None:
+    options = ("--num-prompts", "4", "--num-warmups", "1", "--input-len", "80", "--output-len", "6", "--json")
+    ended = baton("bench", "serve", "--url", cluster.url, *options)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["completed"], found["failed"]) == (4, 0)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (320, 24)
+    assert 0 < found["p50_ttft_ms"] < found["p50_e2el_ms"]

@@ -148,7 +148,7 @@ class Chart {
     this.#plot = new uPlot({
       width: Math.max(this.#canvas.clientWidth, 50),
       height: HEIGHT,
-      padding: [8, 4, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "baton" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: {
@@ -156,7 +156,7 @@ class Chart {
         y: { range: (_plot, _low, high) => [0, Math.max(high === null ? 0 : high * 1.1, least) || 1] },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 22, space: 64, incrs: [15, 30, 60, 120, 300, 600],
+        { ...axis, grid: { show: false }, size: 22, space: 64, incrs: [60, 120, 300, 600],
           values: (_plot, splits) => splits.map((at) => clock(at, false)) },
         { ...axis, grid, size: 52, space: 32,
           values: (_plot, splits) => splits.map((value) => this.#spec.format(value)) },

@@ -44,6 +44,7 @@ async def test_the_cluster_is_shown(bench: Bench) -> None:
         "state": "ready",
         "connected": True,
         "device": "cpu",
+        "max_model_len": 256,
         "running": 3,
         "waiting": 2,
         "tick_age_s": 0.5,
