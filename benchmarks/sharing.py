@@ -7,6 +7,7 @@ project's own. Run: ``python -m benchmarks.sharing``.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,7 @@ class TextSet:
 def text_sets() -> list[TextSet]:
     """Return the two sets."""
     page = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
-    starts = range(0, 2 * LONG_CHARACTERS, LONG_CHARACTERS)
-    return [
-        TextSet("short (19 -> 58)", SHORT, 58),
-        TextSet("long (161 -> 338)", tuple(page[start : start + LONG_CHARACTERS] for start in starts), 338),
-    ]
+    return [TextSet("short (19 -> 58)", SHORT, 58), TextSet("long (161 -> 338)", (page[:LONG_CHARACTERS],), 338)]
 
 
 def block_steps(client: httpx2.Client) -> tuple[float, float]:
@@ -70,17 +67,26 @@ def saved_share(client: httpx2.Client, texts: TextSet, **fields: Any) -> float:
     return saved / named
 
 
+def kinds() -> Iterator[dict[str, Any]]:
+    """Yield the fields that ask for each kind of answers, in the order of the table's columns."""
+    yield from ({"n": width, "seed": 1} for width in WIDTHS)
+    yield from ({"use_beam_search": True, "beam_width": width} for width in WIDTHS)
+
+
 def main() -> None:
     """Measure and print the table."""
+    console = Console(width=120)
     table = Table(title="KV blocks saved by sharing, % (paper: samples 6 to 30, beams 38 to 66)")
     for column in ("set", *(f"{kind} {width}" for kind in ("samples", "beams") for width in WIDTHS)):
         table.add_column(column, justify="right")
     with processes() as urls, httpx2.Client(base_url=urls["local"], timeout=600.0, trust_env=False) as client:
         for texts in text_sets():
-            shares = [saved_share(client, texts, n=width, seed=1) for width in WIDTHS]
-            shares += [saved_share(client, texts, use_beam_search=True, beam_width=width) for width in WIDTHS]
-            table.add_row(texts.name, *(f"{100 * share:.1f}" for share in shares))
-    Console(width=120).print(table)
+            shares = []
+            for fields in kinds():
+                shares.append(f"{100 * saved_share(client, texts, **fields):.1f}")
+                console.log(texts.name, fields, shares[-1])
+            table.add_row(texts.name, *shares)
+    console.print(table)
 
 
 if __name__ == "__main__":
