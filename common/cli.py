@@ -1,18 +1,22 @@
 """Command lines from configuration dataclasses, the single source of every option's name, default and help.
 
 A field ``kv_blocks`` is the flag ``--kv-blocks`` and the variable ``BATON_KV_BLOCKS``; its attribute docstring is the
-help. A flag goes over the environment, the environment over the default. What is wrong is said in one line that
+help. ``BATON_KV_BLOCKS_FILE`` names a file that holds the value, for secrets. A flag goes over the environment, the
+environment over the default. What is wrong is said in one line that
 names the flag or the variable, with exit status 2. Knows no particular option.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import uvloop
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts.argument import Argument, ArgumentCollection
 from cyclopts.config import Env
 from rich.console import Console
 
@@ -34,7 +38,7 @@ def application(name: str | None = None, description: str | None = None) -> App:
         help=description,
         help_format="plaintext",
         version=lambda: version("baton"),
-        config=Env(ENV_PREFIX, command=False),
+        config=[_read_files, Env(ENV_PREFIX, command=False)],
         error_console=Console(stderr=True, soft_wrap=True),
         error_formatter=lambda error: f"error: {_message(error)}",
     )
@@ -108,6 +112,25 @@ def _flags(field: str, value: Any) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [part for item in value for part in (flag(field), str(item))]
     return [flag(field), str(value)]
+
+
+def _read_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give options without a flag what is in the file that their ``…_FILE`` variable names."""
+    names = {argument.name for argument in arguments}
+    for argument in arguments:
+        if not argument.tokens and argument.name + "-file" not in names:
+            _read_file(argument)
+
+
+def _read_file(argument: Argument) -> None:
+    name = variable(argument.name.removeprefix("--").replace("-", "_")) + "_FILE"
+    if not (path := os.environ.get(name)):
+        return
+    try:
+        value = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from error
+    argument.append(Token(keyword=name, value=value, source="env"))
 
 
 def _message(error: CycloptsError) -> str:

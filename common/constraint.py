@@ -53,7 +53,7 @@ class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 JSON_OPTIONS: Any = {
-    "whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,32}",
+    "whitespace_pattern": r"\x20|\r?\n[\x20\t]{0,20}",
     "whitespace_flexible": True,
     "lenient": False,
     "coerce_one_of": False,

@@ -4,7 +4,7 @@ Encoded by :mod:`common.wire` as a msgpack map with a ``type`` field; an unknown
 time are remaining seconds, never a clock of another machine.
 
 Session (gateway <-> decode, one bidirectional stream a pair):  Submit -> Accepted | Refused; Plan; Abort;
-    Started, maybe PromptLogprobs, then Tokens for all its sequences once a step.
+    Started, maybe PromptLogprobs, then Tokens for all its sequences once a step; Preempted, then from Plan on again.
 Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
 Control (gateway -> worker, for its operator):  Drain, TakeRole, Inspect.
@@ -98,7 +98,9 @@ class Submit(Message, frozen=True):
 
     @property
     def next_indices(self) -> tuple[int, ...]:
-        """The samples whose next token follows ``shared_ids``."""
+        """The samples whose next token follows ``shared_ids``; of a beam search, the first speaks for all."""
+        if self.sampling.beam is not None:
+            return (self.samples[0].index,)
         alone = len(self.samples) == 1
         return tuple(sample.index for sample in self.samples if alone or not sample.output_ids)
 
@@ -180,7 +182,15 @@ class Tokens(Message, frozen=True):
     outputs: tuple[SequenceOutput, ...]
 
 
-SessionDown = Accepted | Refused | Started | PromptLogprobs | Tokens
+class Preempted(Message, frozen=True):
+    """The only sample of a request had to give its blocks back. It is computed again, here unless a Plan says where."""
+
+    request_id: RequestId
+    cached_tokens: int
+    """As in Accepted."""
+
+
+SessionDown = Accepted | Refused | Started | PromptLogprobs | Tokens | Preempted
 
 # ---- queue: gateway -> prefill -----------------------------------------------------------------
 

@@ -7,6 +7,7 @@ with the same tokens after a hand-over, a preemption, a fork or a migration. Kno
 import enum
 import hashlib
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -20,8 +21,23 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the context limit
 
 
+class BeamParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How an answer is looked for by beam search; the names are transformers'."""
+
+    width: int
+    """Beams, >= 1."""
+    length_penalty: float = 1.0
+    """Above 0 favours long answers, below 0 short ones."""
+    early_stopping: bool | Literal["never"] = False
+    """True: end with ``width`` complete answers; False: when a better one is unlikely; never: when there is none."""
+
+    def num_candidates(self, num_ends: int) -> int:
+        """Return how many continuations one step looks at, when so many tokens end an answer."""
+        return self.width * max(2, 1 + num_ends)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one sequence is sampled; validated by the gateway, so workers trust it."""
+    """How one sequence is sampled, and how urgently; validated by the gateway, so workers trust it."""
 
     max_tokens: int
     """Tokens to generate at most, >= 1."""
@@ -55,8 +71,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the sequence."""
+    beam: BeamParams | None = None
+    """Search instead of sampling; then ``logprobs`` is the number of its candidates."""
     constraint: Constraint | None = None
     """The language that the output is in; the sequence ends with the token that completes it."""
+    priority: int = 0
+    """Lower ones go first where there is no room for all."""
     logprobs: int | None = None
     """Say how likely each token was, beside so many of the most likely ones; None: do not."""
     prompt_logprobs: int | None = None

@@ -5,6 +5,7 @@ no torch.
 """
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import uvloop
@@ -12,6 +13,8 @@ from cyclopts import App, Parameter
 
 from common.cli import application, command, execute
 from common.messages import Role
+from compose.bench.config import BenchServeConfig
+from compose.bench.serve import bench_serve
 from compose.cache_view import (
     CacheLookupConfig,
     CacheStatsConfig,
@@ -21,15 +24,23 @@ from compose.cache_view import (
     cache_top,
 )
 from compose.console import result
+from compose.doctor import DoctorConfig, doctor
 from compose.drain import DrainConfig, drain
-from compose.model_source import resolve_model
+from compose.model_source import link_to, resolve_model
 from compose.ratio import RatioConfig, RatioSetConfig, ratio, ratio_set
 from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
-from compose.up import up
+from compose.top import TopConfig, top
+from compose.tune_config import TuneConfig
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
+
+
+async def _up(config: UpConfig) -> None:
+    from compose.up import up
+
+    await up(config)
 
 
 async def _gateway(config: GatewayConfig) -> None:
@@ -50,15 +61,20 @@ async def _decode(config: WorkerConfig) -> None:
     await run_worker(config, Role.DECODE)
 
 
-def _fetch_model(name: str = NAME, /) -> None:
+def _fetch_model(name: str = NAME, /, *, link: Path | None = None) -> None:
     """Make a model ready and print its folder.
 
     Parameters
     ----------
     name
         A model that Baton prepares, a folder, or OWNER/NAME on the model hub.
+    link
+        Place of a symbolic link to the folder, for processes that are told of one place whatever the model.
     """
-    result(str(resolve_model(name)))
+    folder = resolve_model(name)
+    if link is not None:
+        link_to(folder, link)
+    result(str(folder))
 
 
 def _drain(worker: str, /, *, config: Annotated[DrainConfig, Parameter(name="*")] | None = None) -> None:
@@ -90,6 +106,12 @@ def _ratio() -> App:
     return app
 
 
+async def _tune(config: TuneConfig) -> None:
+    from compose.tune.tune import tune
+
+    await tune(config)
+
+
 def _version() -> None:
     """Print Baton's version."""
     result(version("baton"))
@@ -103,16 +125,26 @@ def _cache() -> App:
     return app
 
 
+def _bench() -> App:
+    app = application("bench", "Measure a running server.")
+    app.command(command(BenchServeConfig, bench_serve), name="serve")
+    return app
+
+
 def baton() -> App:
     """Return the command line."""
     app = application("baton", "Serve a language model with separate prefill and decode workers.")
-    app.command(command(UpConfig, up), name="up")
+    app.command(command(UpConfig, _up), name="up")
     app.command(command(GatewayConfig, _gateway), name="gateway", help="Run one gateway.")
     app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")
     app.command(command(StatusConfig, status), name="status")
+    app.command(command(TopConfig, top), name="top")
     app.command(_cache())
+    app.command(command(DoctorConfig, doctor), name="doctor")
+    app.command(_bench())
     app.command(_ratio())
+    app.command(command(TuneConfig, _tune), name="tune")
     app.command(_drain, name="drain")
     app.command(_fetch_model, name="fetch-model")
     app.command(_version, name="version")

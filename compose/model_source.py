@@ -1,5 +1,6 @@
 """From what ``--model`` says to a folder on this machine: a name we prepare, a folder, or a model of the hub."""
 
+import os
 import re
 from pathlib import Path
 
@@ -54,3 +55,17 @@ def _from_hub(name: str) -> Path:
             f"--model {name}: no such folder, and the hub cannot be reached ({type(error).__name__}); "
             f"give a folder, or {smollm2.NAME}"
         ) from error
+
+
+def link_to(folder: Path, link: Path) -> None:
+    """Let the symbolic link ``link`` lead to ``folder``; at any moment it leads to the old one or the new.
+
+    Raises ConfigError when it cannot be made.
+    """
+    part = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        part.unlink(missing_ok=True)
+        part.symlink_to(os.path.relpath(folder, link.parent))
+        part.replace(link)
+    except OSError as error:
+        raise ConfigError(f"--link {link} cannot be made: {error.strerror}") from error

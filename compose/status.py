@@ -41,6 +41,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     blocks: BlockCounts
+    max_model_len: int = 0
 
 
 class Ratio(msgspec.Struct, frozen=True):

@@ -6,13 +6,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import BatonError
-from gateway.api import admin, cache, endpoints, models, ratio, status
+from gateway.api import admin, cache, dashboard, endpoints, models, openapi, ratio, status, tokens
 from gateway.door import Door, on_error, on_http_exception
 from gateway.parts import Parts
 
 ROUTES = [
     Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
     Route("/v1/completions", endpoints.text_completions, methods=["POST"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
     Route("/v1/models", models.list_models),
     Route("/v1/models/{model:path}", models.get_model),
     Route("/v1/cluster", status.cluster),
@@ -27,13 +29,21 @@ ROUTES = [
     Route("/ready", status.ready),
     Route("/version", status.version),
     Route("/metrics", status.metrics),
+    Route("/openapi.json", openapi.openapi),
 ]
+
+PAGES = [
+    Route("/dashboard", dashboard.page),
+    Route("/dashboard/{path:path}", dashboard.asset),
+    Route("/v1/dashboard/events", dashboard.events),
+]
+"""For people: not in the API's description."""
 
 
 def build_app(parts: Parts) -> ASGIApp:
     """Return the application of one gateway."""
     app = Starlette(
-        routes=ROUTES,
+        routes=[*ROUTES, *PAGES],
         exception_handlers={BatonError: on_error, HTTPException: on_http_exception},
     )
     app.router.redirect_slashes = False

@@ -52,6 +52,7 @@ class Attempt:
         """The plan that holds."""
         self.prefill_left = False
         """The prefill worker of the plan takes nothing new, is stuck or gone."""
+        self._is_preempted = False
         self._session = session
         self._written = dict.fromkeys(
             (sample.index for sample in submit.samples), 0
@@ -87,6 +88,19 @@ class Attempt:
         async with asyncio.timeout(timeout_s):
             while self.stage < stage and not self.prefill_left:
                 await self._wait_news()
+
+    async def wait_preempted(self) -> bool:
+        """Wait until the only sample is to be computed again, which is true, or the attempt has ended."""
+        while not self.has_ended and not self._is_preempted:
+            await self._wait_news()
+        return not self.has_ended
+
+    def restart(self, submit: Submit) -> None:
+        """Begin again from the planning on, with what ``submit`` holds so far."""
+        self.submit = submit
+        self._written = dict.fromkeys(self._written, 0)
+        self._is_preempted = False
+        self._reach(Stage.ACCEPTED)
 
     def leave_sample(self, index: int, reason: str) -> None:
         """Give one sample up here; with the last one, the prompt."""
@@ -149,11 +163,19 @@ class Attempt:
             self._has_output(index, is_over=output.finish is not None)
 
     def _has_output(self, index: int, *, is_over: bool) -> None:
+        self._is_preempted = False  # it runs again
         self._written[index] += 1
         reached = Stage.FLOWING if self._written[index] > 1 else Stage.WRITING
         if is_over:
             del self._written[index]
         self._reach(max(self.stage, reached) if self._written else Stage.ENDED)
+
+    def preempted(self, cached_tokens: int) -> None:
+        """See :class:`gateway.session.Sink`."""
+        if Stage.WRITING <= self.stage < Stage.ENDED:
+            self.held_tokens = cached_tokens
+            self._is_preempted = True
+            self._news.set()
 
     def lost(self, error: BatonError) -> None:
         """See :class:`gateway.session.Sink`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -92,7 +92,7 @@ class ChatTemplate:
         self.source = source
         try:
             self._template = _Environment().compiled(source)
-        except (TemplateSyntaxError, RecursionError) as error:
+        except Exception as error:
             raise ConfigError(f"the chat template is not valid: {error}") from error
         self._variables = variables
         self._knows_developer = "developer" in source
@@ -105,7 +105,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {str(error)[:MAX_ECHO]}", param="messages"
             ) from error
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        except Exception as error:
             raise InvalidRequest("the model's chat template cannot render these messages", param="messages") from error
 
     def _render(self, prompt: ChatPrompt) -> str:

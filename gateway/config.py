@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import ConfigError
+from common.logs import LogFormat
 from common.tls import check_tls
 from gateway.bounds import Bounds
 
@@ -121,6 +122,9 @@ class GatewayConfig(Bounds):
 
     log_level: str = "INFO"
     """Lowest level that is logged."""
+
+    log_format: LogFormat = "text"
+    """How log lines are written: text, or json, one object a line."""
 
     def __post_init__(self) -> None:
         if not self.model:

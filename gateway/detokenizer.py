@@ -2,14 +2,15 @@
 
 A tokenizer's ``decoder`` says how its tokens become text, and three kinds are told apart: byte-level BPE (each token is
 some bytes of UTF-8), sentencepiece style (each token is some text, with byte tokens for what the vocabulary lacks), and
-anything else (decoded again in a sliding window). Only output tokens are ever given to it, so no text of the prompt can
-come out. Bytes that do not complete a character yet are held back, and come out as U+FFFD only when the model
-never completes them. Special tokens have no text.
+anything else (decoded again in a sliding window). No text of the prompt can come out: of a prompt that ends inside a
+character, which only tokens can say, the answer's first bytes are dropped up to the end of that character. Bytes that
+do not complete a character yet are held back, and come out as U+FFFD only when the model never completes them. Special
+tokens have no text.
 """
 
 import codecs
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,9 +34,12 @@ class Detokenizer(Protocol):
         """Return the rest; the answer has ended."""
 
 
-DetokenizerFactory = Callable[[bool], Detokenizer]
-"""Makes the detokenizer of one answer; its argument says whether the answer continues a text, and so keeps the space
-that a sentencepiece tokenizer would drop from the beginning of one."""
+DetokenizerFactory = Callable[[Sequence[int] | None], Detokenizer]
+"""Makes the detokenizer of one answer; its argument are the last tokens of a text that the answer continues, and then
+keeps the space that a sentencepiece tokenizer would drop from the beginning of one; None for a text of its own."""
+
+MAX_TAIL_TOKENS = 4
+"""So many tokens at the end of a prompt hold the beginning of any character that is not complete."""
 
 
 def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> DetokenizerFactory:
@@ -48,12 +52,31 @@ def detokenizer_factory(tokenizer: Tokenizer, shown: frozenset[str] = frozenset(
     special = {token_id for token_id, token in added.items() if token.special and token.content not in shown}
     if decoder is not None and decoder["type"] == "ByteLevel":
         byte_pieces = _BytePieces(tokenizer, special)
-        return lambda continues: ByteLevelDetokenizer(byte_pieces)
+        return lambda tail: ByteLevelDetokenizer(byte_pieces, tail or ())
     style = _sentencepiece_style(decoder)
     if style is not None:
         text_pieces = _TextPieces(tokenizer, special, style)
-        return lambda continues: SentencePieceDetokenizer(text_pieces, style, continues)
-    return lambda continues: WindowDetokenizer(tokenizer)
+        return lambda tail: SentencePieceDetokenizer(text_pieces, style, tail)
+    return lambda tail: WindowDetokenizer(tokenizer)
+
+
+def num_missing_bytes(data: bytes) -> int:
+    """Return how many bytes the character lacks that ``data`` ends in; 0 when it is complete or no character."""
+    for length, byte in enumerate(reversed(data[-3:]), 1):
+        if byte & 0xC0 != 0x80:  # the first byte of a character says how long it is
+            size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return max(0, size - length)
+    return 0
+
+
+def _num_continued(data: Iterable[int], limit: int) -> int:
+    """Return how many bytes at the beginning of ``data``, at most ``limit``, only continue a character."""
+    count = 0
+    for byte in data:
+        if count == limit or byte & 0xC0 != 0x80:
+            break
+        count += 1
+    return count
 
 
 def _decoder_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
@@ -82,14 +105,18 @@ def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
 class ByteLevelDetokenizer:
     """Every token is a string of bytes."""
 
-    def __init__(self, pieces: "_BytePieces") -> None:
+    def __init__(self, pieces: "_BytePieces", tail: Sequence[int] = ()) -> None:
         self._pieces = pieces
         self._pending = b""
+        self._num_foreign = num_missing_bytes(b"".join([pieces[token_id] for token_id in tail]))
+        """Bytes that the answer may write of the prompt's last character."""
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Return the text that is certain after these further tokens."""
         pieces = self._pieces
         data = self._pending + b"".join([pieces[token_id] for token_id in token_ids])
+        if self._num_foreign and data:
+            data = self._without_foreign(data)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[used:]
         return text
@@ -98,6 +125,11 @@ class ByteLevelDetokenizer:
         """Return the rest; the answer has ended."""
         data, self._pending = self._pending, b""
         return data.decode("utf-8", "replace")
+
+    def _without_foreign(self, data: bytes) -> bytes:
+        dropped = _num_continued(data, self._num_foreign)
+        self._num_foreign = self._num_foreign - dropped if dropped == len(data) else 0
+        return data[dropped:]
 
 
 class _BytePieces(dict[int, bytes]):
@@ -210,6 +242,16 @@ class _TextPieces(dict[int, _Piece]):
         return _Piece(token, first, _byte_of(token) if style.byte_fallback else None)
 
 
+def _byte_run(pieces: Sequence[_Piece]) -> bytes:
+    """Return the bytes of the byte tokens at the end of ``pieces``."""
+    run = bytearray()
+    for piece in reversed(pieces):
+        if piece.byte is None:
+            break
+        run.append(piece.byte)
+    return bytes(reversed(run))
+
+
 def _byte_of(token: str) -> int | None:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
@@ -222,10 +264,12 @@ def _byte_of(token: str) -> int | None:
 class SentencePieceDetokenizer:
     """Every token is a string of text or one byte; a run of byte tokens is text if all of it is UTF-8."""
 
-    def __init__(self, pieces: _TextPieces, style: _Style, continues: bool) -> None:
+    def __init__(self, pieces: _TextPieces, style: _Style, tail: Sequence[int] | None) -> None:
         self._pieces = pieces
-        self._is_first = not continues
-        self._to_strip = 0 if continues else style.strip_start
+        self._is_first = tail is None
+        self._to_strip = style.strip_start if tail is None else 0
+        self._num_foreign = num_missing_bytes(_byte_run([pieces[token_id] for token_id in tail or ()]))
+        """Bytes that the answer may write of the prompt's last character."""
         self._strip_text = style.strip_text
         self._run = bytearray()
         self._run_is_cut = False
@@ -238,6 +282,9 @@ class SentencePieceDetokenizer:
             if piece.special:
                 continue
             if piece.byte is not None:
+                if self._num_foreign and _num_continued((piece.byte,), 1):
+                    self._num_foreign -= 1
+                    continue
                 self._run.append(piece.byte)
                 if len(self._run) > MAX_BYTE_RUN:
                     parts.append(self._cut_run())
@@ -246,6 +293,7 @@ class SentencePieceDetokenizer:
                     parts.append(self._end_run())
                 parts.append(piece.first_text if self._is_first else piece.text)
             self._is_first = False
+            self._num_foreign = 0
         return self._strip("".join(parts))
 
     def flush(self) -> str:

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import BatonError, InternalError, NotFound
+from common.logs import client_request
 from gateway.api.errors import error_headers, error_reply
 from gateway.api.salt import CACHE_SALT
 from gateway.client_gone import ClientGone
 from gateway.errors import MethodNotAllowed
-from gateway.keys import Keys
+from gateway.keys import Keys, bearer
 from gateway.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ CLIENT_CLOSED = 499
 """Status in metrics of a request whose client has left; nobody gets it."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROTECTED = "/v1/"
+_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+_WATCH = "/v1/dashboard/events"
+"""Open to the admin key too, which need not be an API key."""
 _ADMIN = ("/v1/cluster/", "/v1/cache/stats", "/v1/cache/prefixes", "/v1/cache/reset", "/debug/")
 
 
@@ -47,6 +50,7 @@ class Door:
             return
         headers = Headers(scope=scope)
         answer = _Answer(send, _request_id(headers))
+        client_request.set(answer.request_id)  # of this request's task, and of those that it starts
         try:
             scope[CACHE_SALT] = self._authorize(scope["path"], headers)
             await self._app(scope, receive, answer.send)
@@ -55,7 +59,7 @@ class Door:
         except BatonError as error:
             await error_response(error)(scope, receive, answer.send)
         except Exception:
-            log.exception("%s %s: fault, request %s", scope["method"], scope["path"], answer.request_id)
+            log.exception("%s %s: fault", scope["method"], scope["path"])
             if answer.status:  # its headers are out; closing the connection is all that is left
                 raise
             await error_response(InternalError("internal error"))(scope, receive, answer.send)
@@ -64,8 +68,9 @@ class Door:
 
     def _authorize(self, path: str, headers: Headers) -> str:
         """Return the request's cache salt; raises Unauthorized."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        sent = key.strip() if scheme.lower() == "bearer" else ""
+        sent = bearer(headers)
+        if path == _WATCH and self._keys.is_admin(sent):
+            return ""
         if path.startswith(_ADMIN):
             self._keys.check_admin(sent)
             return ""

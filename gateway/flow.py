@@ -157,7 +157,17 @@ class Flow:
                     self.abort("the answer has ended")
             if any(sample.finish is None for sample in open_samples):
                 self._learn(attempt)
-        self._services.metrics.ended(len(self.prompt), asyncio.get_running_loop().time() - self._arrived_at)
+        elapsed_s = asyncio.get_running_loop().time() - self._arrived_at
+        self._services.metrics.ended(len(self.prompt), elapsed_s)
+        log.info(
+            "%s: %s, %d + %d tokens in %.3f s, %s",
+            self._name,
+            ", ".join(sample.finish or "unfinished" for sample in self.samples),
+            len(self.prompt),
+            self.num_output_tokens,
+            elapsed_s,
+            self.route.header() if self.route else "no route",
+        )
 
     def abort(self, reason: str) -> None:
         """Tell the decode worker, if one has the sequence, that it is not wanted any more. Never waits."""
@@ -261,7 +271,10 @@ class Flow:
         if self._num_migrations == 0:
             self._services.metrics.prompt_tokens.inc(len(self.prompt))
         await self._have_prompt_computed(attempt)
-        await attempt.wait_for(Stage.ENDED, None)
+        while await attempt.wait_preempted():
+            written = tuple(sample.state for sample in self.samples if sample.finish is None)
+            attempt.restart(msgspec.structs.replace(attempt.submit, samples=written, is_replay=True))
+            await self._have_prompt_computed(attempt)
 
     async def _have_prompt_computed(self, attempt: Attempt) -> None:
         """Return when the prompt's KV is in place or the attempt has ended; plan again as often as it takes."""

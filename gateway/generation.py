@@ -30,6 +30,11 @@ class Job:
     sampling: SamplingParams
     num_samples: int = 1
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for it: its samples, or the beams that they are looked for with."""
+        return self.num_samples if self.sampling.beam is None else self.sampling.beam.width
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedPiece:
@@ -78,7 +83,7 @@ class Generation:
         self,
         services: FlowServices,
         jobs: Sequence[Job],
-        make_text: Callable[[SamplingParams], TextStream | NoText],
+        make_text: Callable[[Job], TextStream | NoText],
         ticket: Ticket,
         backlog: Backlog,
         running: Running,
@@ -93,7 +98,7 @@ class Generation:
         self._metrics = services.metrics
         self._ticket = ticket
         self._backlog = backlog
-        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens, job.num_sequences) for job in jobs]
         self._all_running = running
         self._timeout_s = timeout_s
         self._deadline = arrived_at + timeout_s
@@ -107,7 +112,7 @@ class Generation:
                 services,
                 job.prompt,
                 job.sampling,
-                [Sample(n, make_text(job.sampling), job.sampling.max_tokens) for n in range(job.num_samples)],
+                [Sample(n, make_text(job), job.sampling.max_tokens) for n in range(job.num_samples)],
                 arrived_at=arrived_at,
                 deadline=self._deadline,
                 cache_salt=cache_salt,

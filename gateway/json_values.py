@@ -7,7 +7,7 @@ from typing import Any
 def depth_exceeds(value: Any, limit: int) -> bool:
     """Whether lists and objects are nested in ``value`` more than ``limit`` deep."""
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
         if not level:
             return False

@@ -6,7 +6,7 @@ blocks, since the time to a first token would tell one what another has asked, u
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common.errors import Unauthorized
 
@@ -46,6 +46,20 @@ class Keys:
                 raise Unauthorized("the admin key is missing or wrong")
         elif self._api_keys or not self._is_private:
             raise Unauthorized("admin calls need a gateway that was started with --admin-key")
+
+    def is_admin(self, sent: str) -> bool:
+        """Whether this key may make admin calls."""
+        try:
+            self.check_admin(sent)
+        except Unauthorized:
+            return False
+        return True
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """Return the key that a request carries; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _salt(key: bytes) -> str:

@@ -10,7 +10,7 @@ from gateway.server import GatewayServer
 
 async def run_gateway(config: GatewayConfig) -> None:
     """Serve until SIGTERM or SIGINT; raises ConfigError when it cannot begin."""
-    configure("gateway", config.log_level)
+    configure("gateway", config.log_level, config.log_format)
     server = GatewayServer(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

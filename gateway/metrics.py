@@ -34,6 +34,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests_in_flight = self._gauge("requests_in_flight", "Answers that this gateway is serving")
+        self.dashboard_viewers = self._gauge("dashboard_viewers", "Open streams of the dashboard")
         self.http_requests = self._counter("http_requests", "Answered HTTP requests", ("handler", "method", "status"))
         self.rejected = self._counter("rejected_requests", "Requests refused at the door", ("reason",))
         self.disconnects = self._counter("client_disconnects", "Clients that left before their answer ended")

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
+from gateway.dashboard.sampler import Sampler
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
@@ -35,6 +36,7 @@ class Parts:
     """All that /metrics shows."""
     admission: Admission
     running: Running
+    sampler: Sampler
     changer: RatioChanger
     planner: PlannerRunner
     started_at: int

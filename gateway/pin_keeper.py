@@ -121,7 +121,13 @@ class PinKeeper:
             self._services,
             pin.token_ids,
             sampling,
-            [Sample(0, TextStream(self._tokenizer.detokenizer(continues=True), (), sampling), sampling.max_tokens)],
+            [
+                Sample(
+                    0,
+                    TextStream(self._tokenizer.detokenizer(continues=pin.token_ids), (), sampling),
+                    sampling.max_tokens,
+                )
+            ],
             arrived_at=now,
             deadline=now + WARM_TIMEOUT_S,
             cache_salt=pin.cache_salt,

@@ -53,7 +53,8 @@ class Sample:
         if not fresh and output.finish is None:
             return None
         piece = self._text.feed(fresh, output.finish)
-        piece = replace(piece, logprobs=output.logprobs[known:][: len(piece.token_ids)])
+        if output.logprobs:
+            piece = replace(piece, logprobs=output.logprobs[known:][: len(piece.token_ids)])
         if piece.token_ids:
             self._first_token_at = self._first_token_at or now
             self.gap_s = now - (self._last_token_at or now)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from redis.asyncio import Redis
 
 from common.addresses import is_loopback
@@ -27,16 +27,18 @@ from gateway.cache_ledger import CacheLedger
 from gateway.cache_metrics import CacheMetrics
 from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
+from gateway.dashboard.sampler import Sampler
 from gateway.flow import FlowServices
 from gateway.generation import Running
 from gateway.grammar_checker import GrammarChecker
+from gateway.http_protocol import HttpProtocol
 from gateway.keys import Keys
 from gateway.locator import Locator
 from gateway.message_forms import MessageForms
 from gateway.metric_aliases import MetricAliases
 from gateway.metrics import Metrics
 from gateway.model_files import read_model_files
-from gateway.parts import Parts
+from gateway.parts import Parts, baton_version
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
 from gateway.planner.changer import RatioChanger
@@ -98,13 +100,16 @@ class GatewayServer:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.services.cluster.run())
             pinning = group.create_task(self._pin_keeper(parts).run())
+            sampling = group.create_task(parts.sampler.run())
             planning = group.create_task(parts.planner.run())
             serving = group.create_task(server.serve(sockets=[self._socket]))
             log.info("serving %s on %s", self._config.model_name, self.url)
             await self._stop.wait()
             parts.admission.is_draining = True
+            parts.sampler.close()
             server.should_exit = True
             await self._drain(parts, serving)
+            sampling.cancel()
             planning.cancel()
             pinning.cancel()
             following.cancel()
@@ -135,7 +140,7 @@ def _uvicorn_config(parts: Parts) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(parts),
         loop="none",
-        http="httptools",
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -162,6 +167,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
     metrics = Metrics()
     derived = CollectorRegistry()
+    ProcessCollector(registry=derived)
     derived.register(WorkerMetrics(cluster.view))
     derived.register(CacheMetrics(ledger))
     derived.register(MetricAliases(metrics.registry, cluster.view, config.model_name))
@@ -177,6 +183,8 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         max_migrations=config.max_migrations,
         reroute_wait_s=config.reroute_wait_s,
     )
+    planner = PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry))
+    admission = Admission(config.max_requests, config.ttft_target, metrics)
     return Parts(
         config=config,
         keys=Keys(
@@ -191,10 +199,18 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         services=services,
         metrics=metrics,
         registries=(metrics.registry, derived),
-        admission=Admission(config.max_requests, config.ttft_target, metrics),
+        admission=admission,
         running=Running(),
         changer=changer,
-        planner=PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry)),
+        planner=planner,
+        sampler=Sampler(
+            services,
+            admission,
+            planner,
+            model=config.model_name,
+            version=baton_version(),
+            first_words=tokenizer.first_words,
+        ),
         started_at=time.time_ns() // 1_000_000_000,
     )
 

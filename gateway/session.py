@@ -21,6 +21,7 @@ from common.messages import (
     Hello,
     HelloReply,
     Plan,
+    Preempted,
     PromptLogprobs,
     Refused,
     SequenceOutput,
@@ -61,6 +62,9 @@ class Sink(Protocol):
 
     def output(self, output: SequenceOutput) -> None:
         """A step brought one of the samples something."""
+
+    def preempted(self, cached_tokens: int) -> None:
+        """The worker has to compute what the sequence has so far again, but for its first ``cached_tokens`` tokens."""
 
     def lost(self, error: BatonError) -> None:
         """The stream has ended, or the worker is to be left; nothing follows."""
@@ -209,6 +213,8 @@ class DecodeSession:
                 self._tell(message.request_id, lambda sink: sink.accepted(message.cached_tokens))
             case Started():
                 self._tell(message.request_id, lambda sink: sink.started(message.cached_tokens))
+            case Preempted():
+                self._tell(message.request_id, lambda sink: sink.preempted(message.cached_tokens))
             case PromptLogprobs():
                 self._tell(message.request_id, lambda sink: sink.prompt_logprobs(message.logprobs))
             case Refused():

@@ -51,8 +51,7 @@ class TextStream:
         The piece finishes, with fewer tokens, when a stop string is found earlier.
         """
         stop_token = self._stop_token(token_ids, finish)
-        ends_silently = finish is FinishReason.STOP and token_ids and not (stop_token and self._includes_stop)
-        written = token_ids[:-1] if ends_silently else token_ids
+        written = token_ids[:-1] if self._ends_silently(token_ids, finish, stop_token) else token_ids
         if self._stop is None:
             text = self._detokenizer.feed(written)
             return Piece(text + self._detokenizer.flush() if finish else text, token_ids, finish, stop_token)
@@ -62,7 +61,15 @@ class TextStream:
         """Return the token that ends the answer, if it is one that the client named."""
         if finish is not FinishReason.STOP or not token_ids or token_ids[-1] in self._sampling.eos_token_ids:
             return None
-        return token_ids[-1]
+        return token_ids[-1] if token_ids[-1] in self._sampling.stop_token_ids else None
+
+    def _ends_silently(self, token_ids: tuple[int, ...], finish: FinishReason | None, stop_token: int | None) -> bool:
+        """Whether the last token only ends the answer; one that completes its structure is part of it."""
+        if finish is not FinishReason.STOP or not token_ids:
+            return False
+        if stop_token is not None:
+            return not self._includes_stop
+        return token_ids[-1] in self._sampling.eos_token_ids
 
     def _feed_until_stop(
         self,

@@ -17,7 +17,7 @@ import tokenizers
 
 from common.errors import ConfigError, InvalidRequest
 from gateway.chat_template import ChatMessage, ChatPrompt, ChatTemplate
-from gateway.detokenizer import Detokenizer, detokenizer_factory
+from gateway.detokenizer import MAX_TAIL_TOKENS, Detokenizer, detokenizer_factory
 from gateway.errors import ContextLengthExceeded
 from gateway.model_files import ModelFiles
 from gateway.token_texts import TokenTexts
@@ -71,22 +71,24 @@ class Tokenizer:
         """Source of the model's chat template; empty without one."""
         return "" if self._template is None else self._template.source
 
-    def detokenizer(self, *, continues: bool, shown: frozenset[str] = frozenset()) -> Detokenizer:
-        """Return a detokenizer for one answer; ``continues`` when it goes on with a text of the client's.
+    def detokenizer(
+        self, *, continues: Sequence[int] | None = None, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """Return a detokenizer for one answer; ``continues`` is the prompt when it goes on with a text of the client's.
 
         Special tokens have no text, but for those in ``shown``.
         """
         if shown not in self._make_detokenizer:
             self._make_detokenizer[shown] = detokenizer_factory(self._tokenizer, shown)
-        return self._make_detokenizer[shown](continues)
+        return self._make_detokenizer[shown](None if continues is None else continues[-MAX_TAIL_TOKENS:])
 
-    async def encode_prompt(self, text: str, max_model_len: int) -> list[int]:
-        """Return the tokens of a raw prompt, with what the post-processor adds; a BOS is never doubled.
+    async def encode_prompt(self, text: str, max_model_len: int, *, adds_special: bool = True) -> list[int]:
+        """Return the tokens of a raw prompt, with what the post-processor adds, if wanted; a BOS is never doubled.
 
         Raises InvalidRequest when ``text`` is certainly longer than ``max_model_len`` tokens.
         """
         self._check_length(len(text), max_model_len, "prompt")
-        return await self._run(len(text), lambda: self._encode_prompt(text))
+        return await self._run(len(text), lambda: self._encode_prompt(text) if adds_special else self._encode(text))
 
     async def encode_chat(self, messages: Sequence[ChatMessage], max_model_len: int) -> list[int]:
         """Return the tokens of a conversation without tools; raises as :meth:`encode_chat_prompt`."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.cpu.native.operations import Native, new_native
 from kernels.elementwise import Elementwise
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
@@ -21,6 +22,8 @@ class Kernels(Protocol):
     """One version of the operations. Called from one thread at a time."""
 
     name: str
+    native: Native | None
+    """The compiled operations behind whole decoder layers and linear maps, where the version has them."""
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """Store ``k [T, kv_heads, k_dim]`` and ``v [T, kv_heads, v_dim]`` in the slots that ``rows`` names."""
@@ -35,6 +38,7 @@ class EagerKernels:
     """Plain torch on any device: the reference."""
 
     name = "eager"
+    native: Native | None = None
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """See :class:`Kernels`."""
@@ -48,28 +52,28 @@ class EagerKernels:
 
 
 def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
-    """Return the version called ``name`` (``auto``, ``eager``, ``cpu`` or ``triton``) for ``device``.
+    """Return the version called ``name`` (``auto``, ``eager``, ``cpu``, ``numba`` or ``triton``) for ``device``.
 
-    auto takes the fastest. triton runs on a CPU only in its interpreter, for tests. Raises ValueError when there is no
-    such version or it cannot run on the device.
+    auto takes the fastest; numba is cpu without the compiled library. triton runs on a CPU only in its interpreter, for
+    tests. Raises ValueError when there is no such version or it cannot run on the device.
     """
     if name == "auto":
         name = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "eager")
     if name == "eager":
         return EagerKernels()
-    if name == "cpu":
-        return _cpu_kernels(device)
+    if name in ("cpu", "numba"):
+        return _cpu_kernels(device, name)
     if name == "triton":
         return _triton_kernels(device)
-    raise ValueError(f"there are no kernels called {name!r}; choose auto, eager, cpu or triton")
+    raise ValueError(f"there are no kernels called {name!r}; choose auto, eager, cpu, numba or triton")
 
 
-def _cpu_kernels(device: torch.device) -> Kernels:
+def _cpu_kernels(device: torch.device, name: str) -> Kernels:
     if device.type != "cpu":
-        raise ValueError(f"the cpu kernels cannot run on {device.type}")
+        raise ValueError(f"the {name} kernels cannot run on {device.type}")
     from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
 
-    return CpuKernels()
+    return CpuKernels(new_native(torch.get_num_threads()) if name == "cpu" else None)
 
 
 def _triton_kernels(device: torch.device) -> Kernels:

@@ -7,6 +7,7 @@ Knows nothing of pools and sequences.
 
 import asyncio
 import dataclasses
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -88,7 +89,9 @@ class TransferClient:
         renew_s: float = RENEW_S,
         idle_s: float = IDLE_S,
         mover: BlockMover | None = None,
+        on_pulled: Callable[[float, bool], None] = lambda elapsed_s, is_complete: None,
     ) -> None:
+        self._on_pulled = on_pulled
         self.counters = ClientCounters()
         self.leases = LeaseKeeper(peers, renew_s)
         """Keeps the leases of offers that were accepted."""
@@ -159,13 +162,16 @@ class TransferClient:
             self._storage.layout.block_bytes,
             is_loan=is_loan,
         )
+        began = time.monotonic()
         try:
             with self._stoppable(offer.transfer_id):
                 await self._receive(offer, incoming, on_handover)
         except BatonError as error:
+            self._on_pulled(time.monotonic() - began, False)
             self.counters.pulls_failed += 1
             self.counters.corrupt_frames += isinstance(error, CorruptFrame)
             return PullOutcome(incoming.num_tokens, incoming.handover, error)
+        self._on_pulled(time.monotonic() - began, True)
         return PullOutcome(incoming.num_tokens, incoming.handover, None)
 
     @contextmanager

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write lock.txt and dev.txt anew: what pip resolves today from pyproject.toml in an empty environment.
+# Write lock.txt, gateway.txt and dev.txt anew: what pip resolves today from pyproject.toml in an empty environment.
 #   PYTHON=python3.11 sh requirements/lock.sh
 # torch and triton are pinned by hand below, since a release of torch asks for one release of triton.
 set -eu
@@ -11,8 +11,10 @@ trap 'rm -rf "$work"' EXIT
 pip="$work/venv/bin/python -m pip --disable-pip-version-check"
 printf 'torch==2.13.0\ntriton==3.7.1; platform_system == "Linux"\n' >"$work/pins"
 
-names() { # names PYTHON-EXPRESSION: the requirements that it yields from pyproject.toml's [project] table
-    "$work/venv/bin/python" -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join($1))"
+async_timeout="async-timeout==5.0.1; python_full_version < '3.11.3'" # of redis
+
+names() { # names PYTHON-EXPRESSION: the requirements that it yields from pyproject.toml's project and its groups
+    "$work/venv/bin/python" -c "import tomllib; toml = tomllib.load(open('pyproject.toml', 'rb')); project, groups = toml['project'], toml['dependency-groups']; print('\n'.join($1))"
 }
 
 frozen() { # without the build tag that some builds of torch carry (2.13.0+cpu)
@@ -24,8 +26,17 @@ $pip install -c "$work/pins" -r "$work/runtime"
 {
     echo "# What runs Baton, with everything that it drags in. Made by lock.sh; do not edit."
     frozen
-    echo "async-timeout==5.0.1; python_full_version < '3.11.3'"
+    echo "$async_timeout"
 } >requirements/lock.txt
+
+"${PYTHON:-python3.11}" -m venv "$work/gateway"
+names "groups['gateway']" >"$work/gateway-names"
+"$work/gateway/bin/python" -m pip --disable-pip-version-check install -c requirements/lock.txt -r "$work/gateway-names"
+{
+    echo "# What a gateway runs on: the part of lock.txt that the dependency group gateway asks for. Made by lock.sh; do not edit."
+    "$work/gateway/bin/python" -m pip --disable-pip-version-check freeze
+    echo "$async_timeout"
+} >requirements/gateway.txt
 
 names "project['optional-dependencies']['dev'] + ['editables>=0.6', *tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires']]" >"$work/dev"
 $pip install -c "$work/pins" -c requirements/lock.txt -r "$work/dev"

@@ -71,6 +71,11 @@ def attending(step: PagedStep) -> Iterator[None]:
         _STEP.reset(token)
 
 
+def current_step() -> PagedStep | None:
+    """Return the step that this thread's forward pass works on, if it is one on paged KV."""
+    return _STEP.get(None)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,  # [1, q_heads, T, k_dim]

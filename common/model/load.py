@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import ConfigError, UnsupportedModel
 from common.model import attention
 from common.model.context_limit import context_limit
+from common.model.cpu_fuse import fuse_for_cpu
 from common.model.digest import model_digest, tokenizer_digest
 from common.model.fuse import fuse
 from common.model.loaded import LoadedModel
@@ -73,6 +74,7 @@ def make_paged(
     )
     loaded = LoadedModel(module, spec, tuple(layer.attention for layer in layers))
     _switch_attention(module, layers)
+    fuse_for_cpu(module, loaded.attention)
     elementwise = choose_elementwise(module.device)
     if elementwise is not None:
         fuse(module, [layer.module for layer in layers], elementwise)

@@ -39,7 +39,8 @@ def check_paged(loaded: LoadedModel, expected: Tensor) -> None:
     """Raise UnsupportedModel unless the paged path gives the ``expected`` logits of :func:`reference_logits`."""
     first, second = _sequences(loaded.spec.vocab_size)
     tables = [[3, 0], [1, 2]]
-    runner = ModelRunner(loaded, _new_caches(loaded, num_blocks=4), _BLOCK_SIZE, kernels="eager")
+    kernels = "cpu" if loaded.spec.device.type == "cpu" else "eager"
+    runner = ModelRunner(loaded, _new_caches(loaded, num_blocks=4), _BLOCK_SIZE, kernels)
     steps = (
         [Row(second[:1], 0, tables[1], False), Row(first[:_CUT], 0, tables[0], False)],
         [Row(first[_CUT:], _CUT, tables[0], True), Row(second[1:], 1, tables[1], True)],

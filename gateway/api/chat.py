@@ -82,10 +82,6 @@ def parse(body: bytes, bounds: Bounds) -> ChatFields:
     check_range("top_logprobs", fields.top_logprobs, 0, MAX_LOGPROBS)
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if not fields.messages:
-        raise _wrong("must not be empty")
-    check_length("messages", fields.messages, bounds.max_messages)
-    _check_variables(fields.chat_template_kwargs or {}, bounds)
     return fields
 
 
@@ -97,18 +93,22 @@ def _check_variables(variables: dict[str, Any], bounds: Bounds) -> None:
         raise InvalidRequest(f"{name} is nested more than {bounds.max_schema_depth} deep", param=name)
 
 
-def chat_prompt(fields: ChatFields, use: ToolUse, bounds: Bounds) -> ChatPrompt:
+def chat_prompt(messages: list[Message], use: ToolUse, variables: dict[str, Any] | None, bounds: Bounds) -> ChatPrompt:
     """Return what the template is given; raises InvalidRequest for what is not served.
 
     A model that must not call a tool is not told of any.
     """
+    given = variables or {}
+    _check_variables(given, bounds)
     tools = None if use.kind is ChoiceKind.NONE else [tool.as_dict() for tool in use.tools]
-    messages = [message.as_dict() for message in conversation(fields.messages, bounds)]
-    return ChatPrompt(messages, tools, fields.chat_template_kwargs or {})
+    return ChatPrompt([message.as_dict() for message in conversation(messages, bounds)], tools, given)
 
 
 def conversation(messages: list[Message], bounds: Bounds) -> list[ChatMessage]:
     """Return the messages as text; raises InvalidRequest for a role, a part or a tool call that is not served."""
+    if not messages:
+        raise _wrong("must not be empty")
+    check_length("messages", messages, bounds.max_messages)
     return [_as_text(n, message, bounds) for n, message in enumerate(messages)]
 
 

@@ -1,11 +1,12 @@
 """Replies of ``POST /v1/chat/completions``: first the role, then what the message says, then the finish reason."""
 
+import enum
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason
 from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
@@ -22,7 +23,14 @@ from gateway.message_stream import (
 from gateway.text_stream import Piece
 
 TokenIds = tuple[int, ...] | UnsetType
-ChatFinish = FinishReason | Literal["tool_calls"]
+
+
+class ChatFinish(enum.StrEnum):
+    """Why a choice of a chat ended."""
+
+    STOP = "stop"  # as FinishReason
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"  # it asks for calls of tools
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -146,7 +154,7 @@ class ChatReply:
             self._begun.add(index)
             choice = ChunkChoice(index, Delta("assistant", ""))
             found.append(self._chunk([choice], usage, self._head.prompts[index] if with_ids else UNSET))
-        deltas, logprobs = self._deltas(index, part), chat_logprobs(part.token_ids, part.logprobs, self._head.texts)
+        deltas, logprobs = self._deltas(index, part), self._logprobs(part.token_ids, part.logprobs)
         if not deltas and part.token_ids and (with_ids or logprobs):
             deltas = [Delta(content="")]
         token_ids = part.token_ids if with_ids else UNSET
@@ -173,7 +181,10 @@ class ChatReply:
 
     def _finish(self, finish: FinishReason, stream: MessageStream | None) -> ChatFinish:
         is_calls = finish is FinishReason.STOP and stream is not None and stream.num_calls > 0
-        return "tool_calls" if is_calls and not self._is_named else finish
+        return ChatFinish.TOOL_CALLS if is_calls and not self._is_named else ChatFinish(finish.value)
+
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return None if self._head.num_logprobs is None else chat_logprobs(token_ids, logprobs, self._head.texts)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See :class:`gateway.api.reply.ReplyWriter`."""
@@ -201,7 +212,7 @@ class ChatReply:
         return Choice(
             index,
             _message(parts),
-            chat_logprobs(answer.token_ids, answer.logprobs, self._head.texts),
+            self._logprobs(answer.token_ids, answer.logprobs),
             None if answer.finish is None else self._finish(answer.finish, stream),
             UNSET if answer.stop_reason is None else answer.stop_reason,
             answer.token_ids if with_ids else UNSET,

@@ -22,7 +22,7 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     @property
     def num_samples(self) -> int:
         """See :class:`gateway.api.fields.CommonFields`."""
-        return self.best_of or self.num_choices
+        return self.num_choices if self.use_beam_search else self.best_of or self.num_choices
 
     @property
     def num_logprobs(self) -> int | None:
@@ -84,13 +84,13 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
     raise _wrong("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 
-def check_tokens(token_ids: list[int], vocab_size: int) -> None:
+def check_tokens(token_ids: list[int], vocab_size: int, param: str = "prompt") -> None:
     """Raise InvalidRequest unless these are tokens of the vocabulary, at least one."""
     if not token_ids:
-        raise _wrong("must not be an empty list of token ids")
+        raise _wrong("must not be an empty list of token ids", param)
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise _wrong(f"has a token id that is not between 0 and {vocab_size - 1}")
+        raise _wrong(f"has a token id that is not between 0 and {vocab_size - 1}", param)
 
 
-def _wrong(what: str) -> InvalidRequest:
-    return InvalidRequest(f"prompt {what}", param="prompt")
+def _wrong(what: str, param: str = "prompt") -> InvalidRequest:
+    return InvalidRequest(f"{param} {what}", param=param)

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from common.constraint import Constraint
 from common.errors import InvalidRequest
-from common.sampling import SamplingParams
 from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
@@ -17,11 +16,11 @@ from gateway.api.body import read_json_body
 from gateway.api.chat_reply import ChatReply
 from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
+from gateway.api.model_name import check_model
 from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
 from gateway.api.structured import Structure, structure_of
 from gateway.api.tools import call_structure, tool_use
-from gateway.errors import ModelNotFound
 from gateway.generation import Generation, Job
 from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
@@ -34,12 +33,12 @@ async def chat_completions(request: Request) -> Response:
     ticket = parts.admission.enter()
     try:
         fields = chat.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
-        _check_model(parts, fields)
+        check_model(parts.config, fields.model)
         ticket.extend(fields.num_samples - 1)
         forms = _forms(parts, fields)
         use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
         forms.check(use)
-        prompt = chat.chat_prompt(fields, use, parts.config)
+        prompt = chat.chat_prompt(fields.messages, use, fields.chat_template_kwargs, parts.config)
         limit = parts.services.cluster.max_model_len()
         token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
         constraint = await _constraint(parts, fields, call_structure(use))
@@ -69,7 +68,7 @@ async def text_completions(request: Request) -> Response:
     ticket = parts.admission.enter()
     try:
         fields = completions.parse(await read_json_body(request, parts.config.max_body_bytes), parts.config)
-        _check_model(parts, fields)
+        check_model(parts.config, fields.model)
         given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
         ticket.extend(len(given) * fields.num_samples - 1)
         limit = parts.services.cluster.max_model_len()
@@ -85,13 +84,6 @@ async def text_completions(request: Request) -> Response:
         echo = [text for text in texts for _ in range(fields.num_choices)]
     writer = CompletionReply(_head("cmpl", parts, fields, generation), echo)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
-
-
-def _check_model(parts: Parts, fields: CommonFields) -> None:
-    if fields.model is not None and fields.model not in (parts.config.model_name, parts.config.model):
-        raise ModelNotFound(
-            f"the model {fields.model[:100]!r} is not served here; {parts.config.model_name!r} is", param="model"
-        )
 
 
 def _forms(parts: Parts, fields: chat.ChatFields) -> MessageForms:
@@ -137,13 +129,13 @@ def _generation(
     parts = parts_of(request)
     tokenizer, stop = parts.tokenizer, fields.stop_strings()
 
-    def make_text(sampling: SamplingParams) -> TextStream | NoText:
+    def make_text(job: Job) -> TextStream | NoText:
         if fields.token_limit() == 0:
             return NoText()
         return TextStream(
-            tokenizer.detokenizer(continues=continues, shown=shown),
+            tokenizer.detokenizer(continues=job.prompt if continues else None, shown=shown),
             stop,
-            sampling,
+            job.sampling,
             includes_stop=bool(fields.include_stop_str_in_output),
         )
 
@@ -155,7 +147,7 @@ def _generation(
         Job(tuple(prompt), sampling_params(fields, len(prompt), limit, model_tokens, constraint), fields.num_samples)
         for prompt in prompts
     ]
-    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+    sizes = [(len(job.prompt), job.sampling.max_tokens, job.num_sequences) for job in jobs]
     parts.admission.check_capacity(parts.services.cluster, sizes)
     return Generation(
         parts.services,

@@ -16,8 +16,8 @@ import msgspec
 from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway.api.beams import BeamFields, beam_params, check_beams
 from gateway.api.salt import check_salt
-from gateway.api.structured import StructuredFields
 from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
 
@@ -27,6 +27,7 @@ MAX_ECHO = 200
 MAX_BIAS = 100
 MAX_BAD_WORD_LENGTH = 1024
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 LONE_SURROGATE = "half a surrogate pair (\\\\ud800 to \\\\udfff) is no character"
@@ -44,7 +45,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(StructuredFields, frozen=True, kw_only=True):
+class CommonFields(BeamFields, frozen=True, kw_only=True):
     """What chat completions and completions have in common."""
 
     model: str | None = None
@@ -71,6 +72,7 @@ class CommonFields(StructuredFields, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     n: int | None = None
     prompt_logprobs: int | None = None
 
@@ -147,10 +149,12 @@ def check_common(fields: CommonFields, bounds: Bounds) -> None:
     _check_lists(fields, bounds.max_list_entries)
     _check_min_tokens(fields.min_tokens, fields.token_limit())
     check_range("seed", fields.seed, MIN_SEED, MAX_SEED)
+    check_range("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_stop(fields.stop_strings(), bounds)
     check_salt(fields.cache_salt)
     check_range("n", fields.n, 1, bounds.max_n)
     check_range("prompt_logprobs", fields.prompt_logprobs, 0, MAX_LOGPROBS)
+    check_beams(fields, fields.num_choices, bounds)
     if fields.prompt_logprobs is not None and fields.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if fields.stream_options is not None and not fields.stream:
@@ -239,7 +243,7 @@ def sampling_params(
         )
     max_tokens = room if wanted is None else max(1, wanted)
     ranks_samples = fields.num_samples > fields.num_choices
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         temperature=_given(fields.temperature, 1.0),
         top_p=_given(fields.top_p, 1.0),
@@ -257,9 +261,22 @@ def sampling_params(
         eos_token_ids=() if fields.ignore_eos else tokens.eos_token_ids,
         stop_token_ids=_token_ids("stop_token_ids", fields.stop_token_ids or (), tokens.vocab_size),
         constraint=constraint,
+        priority=_given(fields.priority, 0),
         logprobs=0 if fields.num_logprobs is None and ranks_samples else fields.num_logprobs,
         prompt_logprobs=fields.num_prompt_logprobs,
     )
+    return _searching(params, fields)
+
+
+def _searching(params: SamplingParams, fields: CommonFields) -> SamplingParams:
+    """Return ``params`` as a beam search needs them, if one is asked for."""
+    beam = beam_params(fields, fields.num_choices)
+    if beam is None:
+        return params
+    if params.constraint is not None:
+        raise InvalidRequest("structured output cannot be combined with use_beam_search", param="use_beam_search")
+    num_candidates = beam.num_candidates(len({*params.eos_token_ids, *params.stop_token_ids}))
+    return msgspec.structs.replace(params, beam=beam, temperature=0.0, logprobs=num_candidates)
 
 
 def _min_tokens(fields: CommonFields, limit: int) -> int:

@@ -18,11 +18,16 @@ MAX_NAME_LENGTH = 64
 _NULL = msgspec.Raw(b"null")
 
 
+def _null() -> msgspec.Raw:
+    """Return the value of a field that was left out."""
+    return _NULL
+
+
 class JsonSchemaFormat(msgspec.Struct, frozen=True):
     """``response_format.json_schema``. The schema holds exactly, whether ``strict`` is asked for or not."""
 
     name: str
-    schema: msgspec.Raw = _NULL
+    schema: msgspec.Raw = msgspec.field(default_factory=_null)
     strict: bool | None = None
     description: str | None = None
 
@@ -37,12 +42,12 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``structured_outputs``; those after ``grammar`` are known and not served."""
 
-    json: msgspec.Raw = _NULL
+    json: msgspec.Raw = msgspec.field(default_factory=_null)
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    structural_tag: msgspec.Raw = _NULL
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=_null)
     whitespace_pattern: str | None = None
     disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -54,11 +59,11 @@ class StructuredFields(msgspec.Struct, frozen=True, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: msgspec.Raw = _NULL
+    guided_json: msgspec.Raw = msgspec.field(default_factory=_null)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    json_schema: msgspec.Raw = _NULL
+    json_schema: msgspec.Raw = msgspec.field(default_factory=_null)
     regex: str | None = None
     ebnf: str | None = None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from common.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from common.errors import DeadlineExceeded, InvalidRequest, StaleEpoch, Unavailable
 from common.ids import WorkerId
 from common.messages import Role, TakeRole, WorkerState
 from common.redis_client import RedisUnavailable
@@ -66,8 +66,14 @@ class RatioChanger:
                     raise Conflict(f"a worker has come or gone meanwhile; the ratio is {ratio}")
                 role = Role.PREFILL if ratio.prefill < target.prefill else Role.DECODE
                 changes.append(await self.change_one(workers, role, fence, drain_s))
-            await PlannerBoard(self._redis).set_home(target)
+        await self._set_home(target)
         return changes
+
+    async def _set_home(self, ratio: Ratio) -> None:
+        try:
+            await PlannerBoard(self._redis).set_home(ratio)
+        except RedisUnavailable as error:
+            log.warning("the planner was not told that %s is the ratio to return to: %s", ratio, error)
 
     async def change_one(self, workers: list[WorkerView], role: Role, fence: int, drain_s: float) -> Change:
         """Let the worker that is quickest to do so take ``role``; raises BatonError when it does not."""
@@ -86,6 +92,8 @@ class RatioChanger:
         client = self._cluster.client(worker.record)
         try:
             await client.call(TAKE_ROLE, order, CALL_TIMEOUT_S)
+        except StaleEpoch as error:
+            raise Conflict(f"{worker.worker_id} did not take the order: {error.message}") from error
         finally:
             await client.close()
 

@@ -1,11 +1,14 @@
 """Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
 
-A pool is hot when its smoothed pressure has been above ``HOT`` for a few looks. The cheap valve comes first: prompts up
-to a threshold are read where they are answered, so raising it relieves the prefill workers and lowering it the decode
-workers, at once and for free. Only when that is used up, one worker changes its role, and only if those that it leaves
-would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took; turning
-back takes a longer one. Nothing is decided while a change is under way or something cannot be known. An idle cluster
-goes home, to the ratio and threshold that it was given.
+A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm above
+``WARM``; a warm one is helped already when the other has next to nothing to do, since long answers stay where they are
+and an overload outlasts its cause. The cheap valve comes
+first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
+lowering it the decode workers, at once and for free. Prompts of one length move all at once, so it is raised only if
+the decode workers could take all of them. Only when the valve is used up, one worker changes its role, and only if
+those that it leaves would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the
+change took; turning back takes a longer one. Nothing is decided while a change is under way or something cannot be
+known. An idle cluster goes home, to the ratio and threshold that it was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
 ours.
@@ -19,17 +22,21 @@ from common.messages import Role
 from gateway.planner.pressure import Pressure
 from gateway.planner.ratio import Ratio
 
-HOT = 0.9
+HOT = 0.8
 """A pool above this is about to miss its target."""
 
-ROOM = 0.8
+WARM = 0.6
+LIGHT = 0.3
+"""A pool above WARM is helped too, by one that would stay below LIGHT."""
+
+ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
 
 HOT_LOOKS = 3
 """A pool is hot when it was above HOT for so many looks in a row."""
 
-SMOOTHING_S = 2.0
-"""Time constant of the smoothed pressures."""
+RISE_S, FALL_S = 2.0, 10.0
+"""Time constants of the smoothed pressures: queues come in bursts, and it is their peaks that miss a target."""
 
 SETTLE_S = 3.0
 """Pause after the threshold has moved."""
@@ -37,6 +44,9 @@ SETTLE_S = 3.0
 MIN_COOL_DOWN_S = 5.0
 COOL_DOWN_FACTOR = 3.0
 """Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S."""
+
+REGRET_S, BACKOFF_S = 60.0, 300.0
+"""A threshold that had to be lowered within REGRET_S of being raised is not raised again for BACKOFF_S."""
 
 REVERSAL_FACTOR = 4.0
 """A change that undoes the last one waits for so many pauses."""
@@ -68,7 +78,9 @@ class Reason(enum.StrEnum):
     BALANCED = "balanced"  # no pool is hot
     BOTH_HOT = "both_hot"  # there is nobody to take from
     PREFILL_HOT = "prefill_hot"
+    PREFILL_WARM = "prefill_warm"  # and the decode workers have next to nothing to do
     DECODE_HOT = "decode_hot"
+    DECODE_WARM = "decode_warm"  # and the prefill workers have next to nothing to do
     LAST_OF_ITS_ROLE = "last_of_its_role"  # the donor pool has one worker
     DONOR_TOO_BUSY = "donor_too_busy"  # those that stay would be hot themselves
     IDLE = "idle"  # nothing to do for a while: go home
@@ -96,6 +108,18 @@ class Decision:
         return {Action.TO_PREFILL: Role.PREFILL, Action.TO_DECODE: Role.DECODE}.get(self.action)
 
 
+@dataclass(slots=True)
+class _Heat:
+    """For how many looks in a row a pool was above the marks."""
+
+    num_warm: int = 0
+    num_hot: int = 0
+
+    def looked(self, pressure: float) -> None:
+        self.num_warm = self.num_warm + 1 if pressure > WARM else 0
+        self.num_hot = self.num_hot + 1 if pressure > HOT else 0
+
+
 class Planner:
     """Owns the smoothed pressures and the memory of its own changes. Times are seconds of one clock, passed in."""
 
@@ -106,11 +130,12 @@ class Planner:
         self._home_tokens = local_prefill_tokens
         self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
         self._looked_at: float | None = None
-        self._prefill = self._decode = 0.0
-        self._hot_prefill = self._hot_decode = 0
+        self._prefill = self._decode = self._itl = 0.0
+        self._heat = {role: _Heat() for role in Role}
         self._itl_floor = math.inf
         self._idle_since: float | None = None
         self._in_flight: Role | None = None
+        self._raised_at = self._no_raise_until = -math.inf
         self._paused_until = -math.inf
         self._last_role: Role | None = None
         self._changed_at = -math.inf
@@ -121,7 +146,7 @@ class Planner:
     def begun(self, decision: Decision, now: float) -> None:
         """``decision`` is being carried out."""
         if decision.action is Action.LOCAL_TOKENS:
-            self.local_prefill_tokens = decision.local_prefill_tokens
+            self._moved_threshold(decision.local_prefill_tokens, now)
             self._pause(now, SETTLE_S)
         else:
             self._in_flight = decision.role
@@ -146,13 +171,13 @@ class Planner:
     def decide(self, seen: Pressure, now: float) -> Decision:
         """Return what to do after a look at ``now``."""
         if seen.missing:
-            self._hot_prefill = self._hot_decode = 0
+            self._cool()
             self._looked_at = self._idle_since = None
             return self._say(Action.HOLD, Reason.MISSING_METRICS, seen)
         self.home = self.home or (seen.ratio if seen.is_settled else None)
         self._smooth(seen, now)
         if self._in_flight is not None or not seen.is_settled:
-            self._hot_prefill = self._hot_decode = 0
+            self._cool()
             return self._say(Action.HOLD, Reason.CHANGE_IN_FLIGHT, seen)
         if now < self._paused_until:
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen)
@@ -161,39 +186,53 @@ class Planner:
         return self._meet_load(seen, now)
 
     def _meet_load(self, seen: Pressure, now: float) -> Decision:
-        hot_prefill, hot_decode = self._hot_prefill >= HOT_LOOKS, self._hot_decode >= HOT_LOOKS
-        if hot_prefill and hot_decode:
+        hot = {role: self._heat[role].num_hot >= HOT_LOOKS for role in Role}
+        if all(hot.values()):
             return self._say(Action.HOLD, Reason.BOTH_HOT, seen)
-        if hot_prefill:
-            return self._relieve(Role.PREFILL, Reason.PREFILL_HOT, seen, now)
-        if hot_decode:
-            return self._relieve(Role.DECODE, Reason.DECODE_HOT, seen, now)
+        for role, reason in ((Role.PREFILL, Reason.PREFILL_HOT), (Role.DECODE, Reason.DECODE_HOT)):
+            if hot[role]:
+                return self._relieve(role, reason, ROOM, seen, now)
+        for role, reason in ((Role.PREFILL, Reason.PREFILL_WARM), (Role.DECODE, Reason.DECODE_WARM)):
+            if self._heat[role].num_warm >= HOT_LOOKS:
+                decision = self._relieve(role, reason, LIGHT, seen, now)
+                if decision.action is not Action.HOLD:
+                    return decision
         return self._say(Action.HOLD, Reason.BALANCED, seen)
 
-    def _relieve(self, pool: Role, reason: Reason, seen: Pressure, now: float) -> Decision:
-        """Take load off ``pool``: by the threshold if it can move, else by a worker of the other pool."""
-        helper_load = self._decode if pool is Role.PREFILL else max(self._prefill, seen.prefill_busy)
+    def _relieve(self, pool: Role, reason: Reason, room: float, seen: Pressure, now: float) -> Decision:
+        """Take load off ``pool``: by the threshold if it can move, else by a worker of the other pool, which must stay
+        below ``room``."""
         tokens = self._next_tokens(up=pool is Role.PREFILL)
-        if tokens is not None and helper_load < ROOM:
-            return self._say(Action.LOCAL_TOKENS, reason, seen, tokens=tokens)
+        if tokens is not None and self._helper_after(pool, seen) < room:
+            if pool is Role.DECODE or now >= self._no_raise_until:
+                return self._say(Action.LOCAL_TOKENS, reason, seen, tokens=tokens)
         num_donors = seen.ratio.decode if pool is Role.PREFILL else seen.ratio.prefill
         if num_donors <= 1:
             return self._say(Action.HOLD, Reason.LAST_OF_ITS_ROLE, seen)
         after = self._donor_after(pool, seen, num_donors)
-        if after >= ROOM:
+        if after >= room:
             return self._say(Action.HOLD, Reason.DONOR_TOO_BUSY, seen, donor_after=after)
         if self._last_role not in (None, pool) and now - self._changed_at < REVERSAL_FACTOR * self._pause_s:
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen, donor_after=after)
         action = Action.TO_PREFILL if pool is Role.PREFILL else Action.TO_DECODE
         return self._say(action, reason, seen, donor_after=after)
 
+    def _helper_after(self, pool: Role, seen: Pressure) -> float:
+        """Predict the pressure of the other pool after the threshold has moved in favour of ``pool``.
+
+        At worst the decode workers read everything that the prefill workers read now.
+        """
+        if pool is Role.DECODE:
+            return max(self._prefill, seen.prefill_busy)
+        return self._decode + seen.prefill_busy * seen.ratio.prefill / max(1, seen.ratio.decode)
+
     def _donor_after(self, pool: Role, seen: Pressure, num_donors: int) -> float:
         """Predict the pressure of the donor pool with one worker less; ``pool`` is who gets it."""
         growth = num_donors / (num_donors - 1)
         if pool is Role.DECODE:
             return max(self._prefill, seen.prefill_busy) * growth
-        floor = min(self._itl_floor, seen.itl)  # what one sequence alone takes does not grow
-        return max(seen.kv_use * growth, seen.admission * growth, floor + (seen.itl - floor) * growth)
+        floor = min(self._itl_floor, self._itl)  # what one sequence alone takes does not grow
+        return max(seen.kv_use * growth, seen.admission * growth, floor + (self._itl - floor) * growth)
 
     def _go_home(self, seen: Pressure) -> Decision:
         if self.local_prefill_tokens != self._home_tokens:
@@ -201,6 +240,9 @@ class Planner:
         if self.home is None or self.home.total != seen.ratio.total or self.home == seen.ratio:
             return self._say(Action.HOLD, Reason.IDLE, seen)
         action = Action.TO_PREFILL if seen.ratio.prefill < self.home.prefill else Action.TO_DECODE
+        num_donors = seen.ratio.decode if action is Action.TO_PREFILL else seen.ratio.prefill
+        if num_donors <= 1:  # home is a cluster without prefill workers
+            return self._say(Action.HOLD, Reason.LAST_OF_ITS_ROLE, seen)
         return self._say(action, Reason.IDLE, seen)
 
     def _say(
@@ -213,12 +255,12 @@ class Planner:
 
     def _smooth(self, seen: Pressure, now: float) -> None:
         elapsed = math.inf if self._looked_at is None else now - self._looked_at
-        weight = 1 - math.exp(-elapsed / SMOOTHING_S)
         self._looked_at = now
-        self._prefill += weight * (seen.prefill - self._prefill)
-        self._decode += weight * (seen.decode - self._decode)
-        self._hot_prefill = self._hot_prefill + 1 if self._prefill > HOT else 0
-        self._hot_decode = self._hot_decode + 1 if self._decode > HOT else 0
+        self._prefill = _along_peaks(self._prefill, seen.prefill, elapsed)
+        self._decode = _along_peaks(self._decode, seen.decode, elapsed)
+        self._itl = _along_peaks(self._itl, seen.itl, elapsed)
+        self._heat[Role.PREFILL].looked(self._prefill)
+        self._heat[Role.DECODE].looked(self._decode)
         if seen.itl:
             self._itl_floor = min(self._itl_floor, seen.itl)
 
@@ -234,6 +276,22 @@ class Planner:
         beyond = [rung for rung in beyond if rung != self.local_prefill_tokens]
         return (min(beyond) if up else max(beyond)) if beyond else None
 
+    def _moved_threshold(self, tokens: int, now: float) -> None:
+        if tokens > self.local_prefill_tokens:
+            self._raised_at = now
+        elif now - self._raised_at < REGRET_S:
+            self._no_raise_until = now + BACKOFF_S
+        self.local_prefill_tokens = tokens
+
     def _pause(self, now: float, seconds: float) -> None:
         self._paused_until = max(self._paused_until, now + seconds)
-        self._hot_prefill = self._hot_decode = 0
+        self._cool()
+
+    def _cool(self) -> None:
+        """Forget for how long the pools have been hot."""
+        self._heat = {role: _Heat() for role in Role}
+
+
+def _along_peaks(value: float, newest: float, elapsed_s: float) -> float:
+    weight = 1 - math.exp(-elapsed_s / (RISE_S if newest > value else FALL_S))
+    return value + weight * (newest - value)

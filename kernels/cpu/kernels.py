@@ -1,4 +1,7 @@
-"""The CPU version of the kernels: compiled loops for decode rows and cache writes, matrix products for chunks."""
+"""The CPU version of the kernels: compiled loops for decode rows and cache writes, matrix products for chunks.
+
+Decode rows go through the library of ``kernels/cpu/native`` where it was built, else through loops that numba compiles.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,7 +17,9 @@ from kernels.cpu.attend_chunk import attend_chunk
 from kernels.cpu.attend_rows import attend_rows
 from kernels.cpu.bits import flat, flat_pool
 from kernels.cpu.move import gather_keys, store_rows
-from kernels.cpu.plan import Chunk, CpuPlan
+from kernels.cpu.native.library import DTYPES
+from kernels.cpu.native.operations import Native
+from kernels.cpu.plan import Chunk, CpuPlan, LastPlan
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 
@@ -24,19 +29,21 @@ _NO_SINKS = np.empty(0, np.float32)
 class CpuKernels:
     """Called from one thread at a time; uses as many threads as torch does on that thread.
 
-    Helper threads wait without spinning, so that two workers on one machine do not take cores from each other.
+    Helper threads sleep while there is nothing to do, so that two workers on one machine do not take cores from each
+    other.
     """
 
     name = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, native: Native | None) -> None:
+        self.native = native
         self._num_threads = torch.get_num_threads()
         self._helpers = ThreadPoolExecutor(self._num_threads - 1, "kernels") if self._num_threads > 1 else None
-        self._plan: CpuPlan | None = None
+        self._plans = native.plans if native is not None else LastPlan()
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
         """See :class:`kernels.select.Kernels`."""
-        plan = self._planned(rows, kv)
+        plan = self._plans.of(rows, kv)
         for states, view in ((k, kv.k), (v, kv.v)):
             values = flat(states.to(view.dtype).contiguous())
             store_rows(flat_pool(view), view.stride(0), kv.block_size, plan.slots, values, kv.kv_heads, states.shape[2])
@@ -45,21 +52,25 @@ class CpuKernels:
         self, q: Tensor, kv: LayerKV, rows: PackedRows, form: AttentionForm, sinks: Tensor | None
     ) -> Tensor:
         """See :class:`kernels.select.Kernels`."""
-        plan = self._planned(rows, kv)
+        plan = self._plans.of(rows, kv)
+        if self.native is None or q.dtype not in DTYPES:
+            return self._attend_by_numba(q, kv, plan, form, sinks)
+        out = q.new_empty(q.shape[0], q.shape[1], kv.v.shape[3])
+        _attend_chunks(out, q, kv, plan, form, sinks)
+        if len(plan.row_ids):
+            self.native.attend(q, out, kv, plan, form, sinks)
+        return out
+
+    def _attend_by_numba(
+        self, q: Tensor, kv: LayerKV, plan: CpuPlan, form: AttentionForm, sinks: Tensor | None
+    ) -> Tensor:
         if not plan.chunks:
             return self._attend_rows(q, kv, plan, form, sinks).to(q.dtype)
         out = q.new_empty(q.shape[0], q.shape[1], kv.v.shape[3])
-        for chunk in plan.chunks:
-            out[chunk.begin : chunk.end] = _attend_chunk(q[chunk.begin : chunk.end], kv, chunk, form, sinks)
+        _attend_chunks(out, q, kv, plan, form, sinks)
         if len(plan.row_ids):
             out[torch.from_numpy(plan.row_ids)] = self._attend_rows(q, kv, plan, form, sinks).to(q.dtype)
         return out
-
-    def _planned(self, rows: PackedRows, kv: LayerKV) -> CpuPlan:
-        """Return the plan of ``rows``, made at their first use; all layers of a step come with the same ones."""
-        if self._plan is None or self._plan.rows is not rows:
-            self._plan = CpuPlan.of(rows, kv.num_blocks, kv.block_size)
-        return self._plan
 
     def _attend_rows(self, q: Tensor, kv: LayerKV, plan: CpuPlan, form: AttentionForm, sinks: Tensor | None) -> Tensor:
         """Return ``[N, q_heads, v_dim]`` float32 for the rows that are attended one by one."""
@@ -106,6 +117,13 @@ def _split(positions: NDArray[np.int64], kv_heads: int, num_threads: int) -> lis
     cuts = np.searchsorted(keys, keys[-1] * np.arange(1, num_threads) / num_threads)
     edges = [0, *cuts.tolist(), num_tasks]
     return [(begin, end) for begin, end in pairwise(edges) if begin < end]
+
+
+def _attend_chunks(
+    out: Tensor, q: Tensor, kv: LayerKV, plan: CpuPlan, form: AttentionForm, sinks: Tensor | None
+) -> None:
+    for chunk in plan.chunks:
+        out[chunk.begin : chunk.end] = _attend_chunk(q[chunk.begin : chunk.end], kv, chunk, form, sinks)
 
 
 def _attend_chunk(q: Tensor, kv: LayerKV, chunk: Chunk, form: AttentionForm, sinks: Tensor | None) -> Tensor:

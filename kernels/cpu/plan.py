@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 
 LONGEST_ROW = 4
@@ -73,3 +74,16 @@ def _check(
         raise ValueError("a block table does not cover its sequence")
     if tables.max(initial=-1) >= num_blocks or slots.max(initial=-1) >= num_blocks * block_size:
         raise ValueError(f"a block table or slot names a block outside the pool of {num_blocks}")
+
+
+class LastPlan:
+    """Keeps the plan of the step that runs: all layers of a step come with the same rows. For one thread."""
+
+    def __init__(self) -> None:
+        self._plan: CpuPlan | None = None
+
+    def of(self, rows: PackedRows, kv: LayerKV) -> CpuPlan:
+        """Return the plan of ``rows``, made at their first use."""
+        if self._plan is None or self._plan.rows is not rows:
+            self._plan = CpuPlan.of(rows, kv.num_blocks, kv.block_size)
+        return self._plan

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
+from kernels.cpu.native.operations import Native
 from kernels.gpu.paged_attention import num_splits, paged_attention
 from kernels.gpu.prefill_attention import prefill_attention
 from kernels.gpu.store_kv import store_kv
@@ -24,6 +25,7 @@ class TritonKernels:
     """Called from one thread at a time, on its current stream."""
 
     name = "triton"
+    native: Native | None = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

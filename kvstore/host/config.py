@@ -7,6 +7,7 @@ from typing import Literal
 
 from common.addresses import is_loopback
 from common.errors import ConfigError
+from common.logs import LogFormat
 from common.messages import Role
 from common.sizes import parse_size
 from common.tls import check_tls
@@ -33,7 +34,10 @@ class WorkerConfig:
 
     advertise: str = ""
     """HOST:PORT that other processes connect to, where a proxy or a port mapping stands between; empty: what it listens
-    on."""
+    on, or where that is every interface (0.0.0.0) the one from which Redis is reached."""
+
+    metrics_port: int | None = None
+    """Port on --host for /metrics, /health and /ready, without a key; 0 takes a free one; left out: there is none."""
 
     redis: str = "redis://127.0.0.1:6379"
     """URL of the Redis server."""
@@ -86,6 +90,16 @@ class WorkerConfig:
     local_chunk_tokens: int = 64
     """Prompt tokens that one step computes beside decoding sequences at most."""
 
+    preemption: Literal["auto", "recompute", "swap"] = "auto"
+    """What happens to a sequence that has to make room while it decodes: it is computed again later, or its KV goes to
+    host memory and back; auto: what is predicted to be sooner, by measured rates."""
+
+    swap_memory: str = "1GiB"
+    """Host memory for the KV of such sequences; 0: none."""
+
+    priority_ageing_s: float = 5.0
+    """Seconds of waiting for room that count as one level of priority."""
+
     lease_s: float = 30.0
     """Seconds that a finished prefill keeps its blocks for a decode worker that does not renew."""
 
@@ -99,6 +113,9 @@ class WorkerConfig:
     log_level: str = "INFO"
     """Lowest level that is logged."""
 
+    log_format: LogFormat = "text"
+    """How log lines are written: text, or json, one object a line."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= 256:
             raise ConfigError(f"--block-size must be between 1 and 256, not {self.block_size}")
@@ -110,15 +127,18 @@ class WorkerConfig:
                 raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
         if not 0 < self.tenant_cache_share <= 1:
             raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
-        for flag in ("lease_s", "drain_seconds"):
+        for flag in ("lease_s", "drain_seconds", "priority_ageing_s"):
             if not getattr(self, flag) > 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must be above 0, not {getattr(self, flag)}")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ConfigError(f"--metrics-port must be between 0 and 65535, not {self.metrics_port}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ConfigError(f"--advertise must be HOST:PORT, not {self.advertise}")
         check_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if not self.cluster_token and not is_loopback(self.host):
             raise ConfigError(f"--host {self.host} can be reached by others, so BATON_CLUSTER_TOKEN must be set")
         parse_size(self.kv_memory, flag="--kv-memory")
+        parse_size(self.swap_memory, flag="--swap-memory")
 
     def name_for(self, role: Role) -> str:
         """Return the worker's id."""

@@ -7,21 +7,25 @@ order and begin another on the same weights and cached blocks, under a new epoch
 import asyncio
 import logging
 import signal
+from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 
+from common.addresses import reachable
 from common.ids import WorkerId
 from common.logs import configure
-from common.messages import Role, SlotCounts
+from common.messages import Role, SlotCounts, WorkerState
 from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
 from common.tls import load_tls
 from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Fence
 from kvstore.host.life import Life, Standing
+from kvstore.host.metrics import HostMetrics
 from kvstore.host.parts import Parts, load_model_parts
 from kvstore.host.role_file import RoleFile
 from kvstore.host.stepper import ComputeThread
+from kvstore.host.watch import WatchServer
 from kvstore.peers import PeerSet
 from kvstore.pull_meter import PullMeter
 
@@ -43,6 +47,9 @@ class Host:
         self._life: Life | None = None
         self.ready = asyncio.Event()
         """Set once the worker takes work and the registry has been told."""
+        self.metrics_port = 0
+        """Where /metrics is served; 0 when nowhere."""
+        self._metrics = HostMetrics()
 
     @property
     def parts(self) -> Parts | None:
@@ -54,6 +61,9 @@ class Host:
         self._stopping = True
         if self._life is not None:
             self._life.stop()
+
+    def _unready(self) -> str:
+        return WorkerState.STARTING if self._life is None else self._life.unready()
 
     def counters(self) -> dict[str, int]:
         """Return the counts of the present life's engine."""
@@ -73,10 +83,14 @@ class Host:
         redis = connect(config.redis)
         peers = PeerSet(config.cluster_token, tls)
         compute = ComputeThread()
+        watch = WatchServer(self._metrics.registry, self._unready)
         try:
             await server.start()
+            if config.metrics_port is not None:
+                self.metrics_port = await watch.start(config.host, config.metrics_port)
             await self._live(server, await self._load(server, redis, peers, compute))
         finally:
+            watch.stop()
             await server.stop(RPC_GRACE_S)
             await peers.close()
             await redis.aclose()
@@ -87,14 +101,20 @@ class Host:
         return Standing(
             config=self._config,
             worker_id=self._worker_id,
-            address=self._config.advertise or server.address,
+            address=await self._address(server),
             model=await compute.call(lambda: load_model_parts(self._config)),
+            metrics=self._metrics,
             compute=compute,
             redis=redis,
             peers=peers,
             pull_meter=PullMeter(),
             fence=Fence(),
         )
+
+    async def _address(self, server: RpcServer) -> str:
+        """Return where others reach this worker."""
+        peer = urlsplit(self._config.redis).hostname or ""
+        return self._config.advertise or await asyncio.to_thread(reachable, server.address, peer)
 
     async def _live(self, server: RpcServer, standing: Standing) -> None:
         role: Role | None = self._first_role
@@ -108,7 +128,7 @@ class Host:
 
 async def run_worker(config: WorkerConfig, role: Role) -> None:
     """Run a worker until SIGTERM or SIGINT; it begins in ``role``, or in the one that it took last."""
-    configure(config.name_for(role), config.log_level)
+    configure(config.name_for(role), config.log_level, config.log_format)
     host = Host(config, role)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

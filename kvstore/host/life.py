@@ -8,6 +8,7 @@ announces it as its own.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from kvstore.host.control import Control, Fence
 from kvstore.host.engine import Engine, create_engine
 from kvstore.host.heartbeat import Heartbeat
 from kvstore.host.index_publisher import IndexPublisher
+from kvstore.host.metrics import HostMetrics
 from kvstore.host.parts import ModelParts, Parts
 from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 RENEW_SHARE = 1 / 6
 """Part of a lease's time after which it is renewed, so that several renewals may fail."""
 
+MAX_TICK_AGE_S = 10.0
+"""A worker with work whose step loop has not turned for this long says that it is not ready."""
+
 HAND_BACK_S = 10.0
 """Giving back all blocks takes at most so long; a worker that cannot must start anew."""
 
@@ -51,6 +56,7 @@ class Standing:
     worker_id: WorkerId
     address: str
     model: ModelParts
+    metrics: HostMetrics
     compute: ComputeThread
     redis: Redis
     peers: PeerSet
@@ -80,6 +86,14 @@ class Life:
             self.parts, role, self.engine, standing.fence, state=lambda: self._state, stop=self.stop, change=self.change
         )
         self._heartbeat = Heartbeat(self.parts, role, self.engine, lambda: self._state)
+        standing.metrics.show(self._heartbeat.record)
+
+    def unready(self) -> str:
+        """Say why this worker takes no work; empty when it does."""
+        if self._state is not WorkerState.READY:
+            return self._state
+        age_s = self.engine.load(time.monotonic()).tick_age_s
+        return f"the step loop has not turned for {age_s:.0f} s" if age_s > MAX_TICK_AGE_S else ""
 
     def stop(self) -> None:
         """Ask for an orderly end of the process; returns at once."""
@@ -174,13 +188,21 @@ class Life:
         transfers = TransferServer(model.storage, config.block_size, identity, leases, on_release, loop.time)
         lender = Lender(model.pool, transfers, identity.epoch)
         renew_s = min(RENEW_S, config.lease_s * RENEW_SHARE)
-        puller = TransferClient(model.storage, config.block_size, identity, standing.peers, renew_s=renew_s)
+        puller = TransferClient(
+            model.storage,
+            config.block_size,
+            identity,
+            standing.peers,
+            renew_s=renew_s,
+            on_pulled=standing.metrics.pulled,
+        )
         return Parts(
             config=config,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
             address=standing.address,
             model=model,
+            metrics=standing.metrics,
             compute=standing.compute,
             redis=standing.redis,
             transfers=transfers,

@@ -19,6 +19,7 @@ from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
 from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
+from kvstore.host.metrics import HostMetrics
 from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
@@ -55,6 +56,7 @@ class Parts:
     epoch: Epoch
     address: str
     model: ModelParts
+    metrics: HostMetrics
     compute: ComputeThread
     redis: Redis
     transfers: TransferServer
@@ -67,7 +69,8 @@ class Parts:
 
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
-        return Stepper(self.compute, self.model.runner, self.config.block_size, StepMeter(self.prompt_tokens_per_s))
+        meter = StepMeter(self.prompt_tokens_per_s)
+        return Stepper(self.compute, self.model.runner, self.config.block_size, meter, self.metrics.stepped)
 
     def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
         """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""

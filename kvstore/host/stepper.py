@@ -43,29 +43,41 @@ class ComputeThread:
 class Stepper:
     """Runs one engine's steps, one at a time, and gives blocks back when no step can write to them any more."""
 
-    def __init__(self, thread: ComputeThread, runner: ModelRunner, block_size: int, meter: StepMeter) -> None:
+    def __init__(
+        self,
+        thread: ComputeThread,
+        runner: ModelRunner,
+        block_size: int,
+        meter: StepMeter,
+        on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,
+    ) -> None:
         self.meter = meter
+        self._on_step = on_step
         self._thread = thread
         self._runner = runner
         self._block_size = block_size
         self._in_flight: set[Sequence] = set()
         self._leaving: list[BlockTable] = []
 
-    async def run(self, chunks: Seq[Chunk]) -> list[Computed]:
+    async def run(self, chunks: Seq[Chunk], before: Callable[[], None] | None = None) -> list[Computed]:
         """Compute ``chunks``; raises InternalError, after logging the cause, when the model could not.
 
-        What the step reads of the sequences is copied first, so they may change while it runs.
+        ``before`` is called first, on the compute thread. What the step reads of the sequences is copied first, so they
+        may change while it runs.
         """
         self._in_flight = {chunk.sequence for chunk in chunks}
-        self.meter.begin(time.monotonic())
+        began = time.monotonic()
+        self.meter.begin(began)
         try:
-            return await self._thread.call(self._job(chunks))
+            return await self._thread.call(self._job(chunks, before))
         except Exception as error:
             log.exception("a step failed")
             raise InternalError("the worker could not compute the sequence") from error
         finally:
             sizes = [chunk.num_scheduled_tokens for chunk in chunks]
-            self.meter.end(time.monotonic(), sum(size for size in sizes if size > 1), decodes=1 in sizes)
+            ended = time.monotonic()
+            self._on_step(ended - began, len(chunks))
+            self.meter.end(ended, sum(size for size in sizes if size > 1), decodes=1 in sizes)
             self._end_flight()
 
     def release(self, table: BlockTable, sequence: Sequence) -> None:
@@ -79,10 +91,12 @@ class Stepper:
         """Return the tables that only the running step keeps."""
         return self._leaving
 
-    def _job(self, chunks: Seq[Chunk]) -> Callable[[], list[Computed]]:
+    def _job(self, chunks: Seq[Chunk], before: Callable[[], None] | None) -> Callable[[], list[Computed]]:
         readings = [reading_of(chunk) for chunk in chunks]
 
         def compute() -> list[Computed]:
+            if before is not None:
+                before()
             step = build_step([reading.row for reading in readings], self._block_size)
             return read(self._runner.forward(step), readings)
 

@@ -1,7 +1,9 @@
 """The command ``baton`` as a person meets it."""
 
 import dataclasses
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,11 +15,15 @@ from typing import Any
 import pytest
 
 from common.cli import flag, variable
+from compose.bench.config import BenchServeConfig
 from compose.cache_view import CacheLookupConfig, CacheStatsConfig, CacheTopConfig
+from compose.doctor import DoctorConfig
 from compose.status import StatusConfig
+from compose.top import TopConfig
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
+from tests.support.cluster import Cluster
 
 BATON = Path(sys.executable).with_name("baton")
 WIDE = os.environ | {"COLUMNS": "250"}
@@ -35,7 +41,19 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     ended = baton("--help")
     assert ended.returncode == 0
-    for name in ("up", "gateway", "prefill", "decode", "fetch-model", "status", "cache", "version"):
+    for name in (
+        "up",
+        "gateway",
+        "prefill",
+        "decode",
+        "fetch-model",
+        "status",
+        "top",
+        "cache",
+        "bench",
+        "doctor",
+        "version",
+    ):
         assert f" {name} " in ended.stdout
 
 
@@ -47,6 +65,9 @@ def test_help_lists_every_command() -> None:
         ("prefill", WorkerConfig),
         ("decode", WorkerConfig),
         ("status", StatusConfig),
+        ("top", TopConfig),
+        ("doctor", DoctorConfig),
+        ("bench serve", BenchServeConfig),
         ("cache stats", CacheStatsConfig),
         ("cache top", CacheTopConfig),
         ("cache lookup", CacheLookupConfig),
@@ -117,3 +138,27 @@ def test_a_stop_while_it_starts_ends_it_with_status_0(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(60) == 0
+
+
+def test_the_doctor_finds_a_running_cluster_well_and_moves_blocks_through_it(cluster: Cluster, model_dir: Path) -> None:
+    ended = baton("doctor", "--url", cluster.url, "--model", str(model_dir))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "ok    fingerprints: 2 workers can exchange blocks" in ended.stdout
+    assert re.search(r"^ok    test transfer: \d+ KiB in \d+ frames, every checksum right", ended.stdout, re.MULTILINE)
+
+
+def test_top_shows_one_look(cluster: Cluster) -> None:
+    ended = baton("top", "--once", "--url", cluster.url)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("1 prefill, 1 decode, ")
+    assert "prefill-0" in ended.stdout
+
+
+def test_bench_serve_measures_a_running_cluster(cluster: Cluster) -> None:
+    options = ("--num-prompts", "4", "--num-warmups", "1", "--input-len", "80", "--output-len", "6", "--json")
+    ended = baton("bench", "serve", "--url", cluster.url, *options)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["completed"], found["failed"]) == (4, 0)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (320, 24)
+    assert 0 < found["p50_ttft_ms"] < found["p50_e2el_ms"]

@@ -1,11 +1,12 @@
 """What clients do to the real processes: the openai client, wrong input, leaving early; and nothing stays behind."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.support.cluster import Cluster
 
@@ -51,6 +52,78 @@ def test_openai_chat_stream_and_not(cluster: Cluster) -> None:
         assert usage is not None
         assert whole.usage is not None
         assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": NUMBER}} for name in ("pick", "add")]
+
+
+SCRIPTS = "👩‍👩‍👧‍👦 한국어 हिन्दी"
+"""Every character of it is several tokens of SmolLM2."""
+
+
+@pytest.mark.parametrize("prompt", ["Say it.", "Say it. " + LONG])
+def test_characters_cut_by_tokens_and_by_the_hand_over_come_out_whole(cluster: Cluster, prompt: str) -> None:
+    """The prefill worker samples the first token of the long prompt's answer, a part of a character."""
+    asked: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "prompt": prompt, "max_tokens": 80}
+    with client(cluster, strict=False) as openai:
+        answer = openai.completions.with_streaming_response.create(
+            **asked, stream=True, extra_body={"structured_outputs": {"choice": [SCRIPTS]}}
+        )
+        with answer as response:
+            assert response.headers["x-baton-route"].startswith("remote" if LONG in prompt else "local")
+            text = "".join(chunk.choices[0].text for chunk in response.parse())
+    assert text == SCRIPTS
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_openai_tools_that_must_be_called(cluster: Cluster, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": "Pick a number."}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    with client(cluster) as openai:
+        (called,) = openai.chat.completions.create(**asked).choices[0].message.tool_calls or []
+        with openai.chat.completions.stream(**asked) as stream:
+            (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert called.type == "function"
+    assert called.function.name in ("pick", "add")
+    assert isinstance(json.loads(called.function.arguments)["n"], int)
+    assert (streamed.function.name, streamed.function.arguments) == (called.function.name, called.function.arguments)
+
+
+class Landmark(BaseModel):
+    """What the model is asked to fill in."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=40)
+    country: Literal["France", "Italy", "Spain"]
+    heights: list[int] = Field(max_length=3)
+    is_open: bool
+
+
+@pytest.mark.parametrize("padding", ["", LONG * 2], ids=["local", "remote"])
+def test_openai_strict_json_schema(cluster: Cluster, padding: str) -> None:
+    asked: dict[str, Any] = {
+        "model": "SmolLM2-135M-Instruct",
+        "messages": [{"role": "user", "content": padding + "Describe the Eiffel Tower as JSON."}],
+        "max_tokens": 200,
+    }
+    with client(cluster) as openai:
+        for seed in range(3):
+            answer = openai.chat.completions.parse(response_format=Landmark, temperature=1.0, seed=seed, **asked)
+            (choice,) = answer.choices
+            assert choice.finish_reason == "stop"
+            assert choice.message.parsed is not None
+            assert choice.message.parsed.country in ("France", "Italy", "Spain")
+        with openai.chat.completions.stream(response_format=Landmark, temperature=0, **asked) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.parsed is not None
 
 
 def test_openai_completions_stream_and_not(cluster: Cluster) -> None:
@@ -137,7 +210,7 @@ DEEP = b'{"prompt": "x", "metadata": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
         ("prompt", {"prompt": [[]]}),
         ("prompt", {"prompt": ["x"] * 12_000}),
         ("max_tokens", {"prompt": "x", "max_tokens": 1_000_000, "stream": True}),
-        ("guided_json", {"prompt": "x", "guided_json": {}}),
+        ("guided_json", {"prompt": "x", "guided_json": {"type": "array", "uniqueItems": True}}),
         ("stop", {"prompt": "x", "stop": [""]}),
         ("messages", {"messages": []}),
         (None, DEEP),

@@ -83,3 +83,20 @@ def test_a_killed_worker_comes_back_with_a_new_epoch(own_cluster: Cluster) -> No
         assert again.pid != worker.pid
         assert "Paris" in ask(own_cluster.url)
         assert re.search(f"{worker_id} was ended by signal 9; it is started again", own_cluster.log("up"))
+
+
+@pytest.mark.parametrize("own_cluster", [("--prefill", "2")], indirect=True, ids=["two-to-one"])
+def test_a_worker_that_dies_after_a_change_comes_back_in_the_role_that_it_took(own_cluster: Cluster) -> None:
+    ended = baton("ratio", "set", "1:2", "--url", own_cluster.url)
+    assert ended.returncode == 0, ended.stderr
+    found = re.search(r"^(prefill-\d) became a decode worker in \d+\.\d\d s$", ended.stdout, re.MULTILINE)
+    assert found is not None, ended.stdout
+    assert "Paris" in ask(own_cluster.url)
+    worker = own_cluster.worker(found[1])
+    assert worker.role == "decode"
+    own_cluster.kill(worker)
+    assert own_cluster.wait_restarted(worker).role == "decode"
+    shown = baton("ratio", "--url", own_cluster.url)
+    assert "ratio 1:2" in shown.stdout
+    refused = baton("ratio", "set", "0:3", "--url", own_cluster.url)
+    assert (refused.returncode, "at least one worker" in refused.stderr) == (2, True)

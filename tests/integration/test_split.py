@@ -155,7 +155,11 @@ async def test_a_pool_too_small_for_all_preempts_and_every_answer_is_right(
         answers = await asyncio.gather(*(cluster.generate(tokens, kind, max_tokens=60) for tokens in prompts))
         for tokens, answer in zip(prompts, answers, strict=True):
             check(answer, reference.greedy(tokens, 60))
-        assert cluster.decode.counters()["preemptions"] > 0
+        counters = cluster.decode.counters()
+        assert counters["preemptions"] > 0
+        # What a preempted sequence computes again, or finds of its own, is neither a query nor a hit.
+        assert counters["prefix_cache_queries"] == (240 if kind is PlanKind.LOCAL else 0)
+        assert counters["prefix_cache_hits"] == 0
 
 
 async def test_an_offer_that_overtakes_its_plan_waits_for_it(cluster: Split, reference: Reference):

@@ -11,6 +11,7 @@ from kernels.cpu import kernels as cpu
 from kernels.cpu.kernels import CpuKernels
 from kernels.paged_attention import paged_attention_eager
 from tests.kernels.cases import Case, Shape, new_case
+from tests.kernels.native import built_native
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -30,6 +31,16 @@ FORMS = {
     "softcap and chunk": AttentionForm(1.0, chunk=9, softcap=2.0),
     "window and chunk": AttentionForm(0.25, window=9, chunk=12),
 }
+
+
+def new_cpu(compiled: bool, num_threads: int = 1) -> CpuKernels:
+    """Return the CPU version with its library, or as it is where that was not built."""
+    return CpuKernels(built_native(num_threads) if compiled else None)
+
+
+@pytest.fixture(params=[False, True], ids=["numba", "compiled"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return new_cpu(request.param)
 
 
 def by_definition(case: Case, form: AttentionForm, sinks: Tensor | None) -> Tensor:
@@ -60,10 +71,11 @@ def by_definition(case: Case, form: AttentionForm, sinks: Tensor | None) -> Tens
 
 def check(case: Case, form: AttentionForm, sinks: Tensor | None = None) -> None:
     expected = paged_attention_eager(case.q, case.kv, case.rows, form, sinks)
-    actual = CpuKernels().paged_attention(case.q, case.kv, case.rows, form, sinks)
-    assert actual.dtype == case.q.dtype
     limit = TOLERANCE[case.q.dtype]
-    torch.testing.assert_close(actual.float(), expected.float(), atol=limit, rtol=limit)
+    for compiled in (False, True):
+        actual = new_cpu(compiled).paged_attention(case.q, case.kv, case.rows, form, sinks)
+        assert actual.dtype == case.q.dtype
+        torch.testing.assert_close(actual.float(), expected.float(), atol=limit, rtol=limit)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -124,32 +136,33 @@ def test_large_scores_neither_overflow_nor_lose_the_sum():
     check(case, AttentionForm(400.0), torch.full((4,), 50.0))
 
 
-def test_a_query_in_any_memory_order_is_read_right():
+def test_a_query_in_any_memory_order_is_read_right(kernels: CpuKernels):
     case = new_case(Shape(), MIXED)
     turned = case.q.transpose(0, 1).contiguous().transpose(0, 1)
     assert not turned.is_contiguous()
-    actual = CpuKernels().paged_attention(turned, case.kv, case.rows, FORMS["plain"], None)
-    expected = CpuKernels().paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
+    actual = kernels.paged_attention(turned, case.kv, case.rows, FORMS["plain"], None)
+    expected = kernels.paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
     torch.testing.assert_close(actual, expected, atol=0, rtol=0)
 
 
-def test_a_decode_row_is_the_same_alone_and_in_a_batch():
+def test_a_decode_row_is_the_same_alone_and_in_a_batch(kernels: CpuKernels):
     case = new_case(Shape(k_dim=64, v_dim=64), [(1, 100), (1, 7), (30, 30), (1, 333)])
     alone = new_case(Shape(k_dim=64, v_dim=64), [(1, 100)])
     alone.kv.k[alone.rows.block_tables[0, :7].long()] = case.kv.k[case.rows.block_tables[0, :7].long()]
     alone.kv.v[alone.rows.block_tables[0, :7].long()] = case.kv.v[case.rows.block_tables[0, :7].long()]
-    batch = CpuKernels().paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
-    single = CpuKernels().paged_attention(case.q[:1], alone.kv, alone.rows, FORMS["plain"], None)
+    batch = kernels.paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
+    single = kernels.paged_attention(case.q[:1], alone.kv, alone.rows, FORMS["plain"], None)
     assert torch.equal(batch[0], single[0])
 
 
-def test_threads_share_the_rows_and_change_nothing():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_share_the_rows_and_change_nothing(compiled: bool):
     case = new_case(Shape(kv_heads=3), MIXED)
-    single = CpuKernels().paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
+    single = new_cpu(compiled).paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        shared = CpuKernels().paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
+        shared = new_cpu(compiled, 3).paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(shared, single, atol=1e-6, rtol=1e-6)
@@ -166,11 +179,11 @@ def test_task_ranges_cover_every_task_once(num_threads: int):
 @pytest.mark.parametrize(
     ("name", "value"), [("block_tables", -1), ("block_tables", 10_000), ("slot_mapping", 10**7), ("seq_lens", 400)]
 )
-def test_an_index_outside_the_pool_is_refused_before_memory_is_touched(name: str, value: int):
+def test_an_index_outside_the_pool_is_refused_before_memory_is_touched(name: str, value: int, kernels: CpuKernels):
     case = new_case(Shape(), [(1, 40), (3, 20)])
     getattr(case.rows, name).view(-1)[0] = value
     with pytest.raises(ValueError, match="block table"):
-        CpuKernels().paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
+        kernels.paged_attention(case.q, case.kv, case.rows, FORMS["plain"], None)
 
 
 @pytest.mark.parametrize("name", ["window", "chunk", "softcap"])

@@ -13,10 +13,11 @@ ROOT = BlockHash(b"0" * 16)
 _ids = itertools.count()
 
 
-def new_sequence(pool: BlockPool, token_ids: list[int], max_tokens: int = 8) -> Sequence:
+def new_sequence(pool: BlockPool, token_ids: list[int], max_tokens: int = 8, *, priority: int = 0) -> Sequence:
     """Return a sequence with an empty table over ``pool``."""
     table = BlockTable(pool, PrefixHasher(ROOT, pool.block_size))
-    return Sequence(RequestId(f"r{next(_ids)}"), list(token_ids), len(token_ids), SamplingParams(max_tokens), table)
+    sampling = SamplingParams(max_tokens, priority=priority)
+    return Sequence(RequestId(f"r{next(_ids)}"), list(token_ids), len(token_ids), sampling, table)
 
 
 def unique_tokens(num_tokens: int, start: int = 0) -> list[int]:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from common import queue
@@ -17,6 +18,7 @@ from common.messages import (
     PeerPrefix,
     Plan,
     PlanKind,
+    Preempted,
     Prefill,
     PromptLogprobs,
     Refused,
@@ -50,6 +52,8 @@ class Answer:
     error: str | None = None
     accepted_cached: int = 0
     started_cached: int | None = None
+    num_outputs: int = 0
+    """Messages that brought a token, or nothing but the news that a beam search has begun."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
@@ -62,6 +66,8 @@ class Split:
         self.decode = decode
         self.redis = redis
         self._stream = stream
+        self.recomputes_remotely = False
+        """Have what is preempted computed again by the prefill worker."""
         self._inboxes: dict[RequestId, asyncio.Queue[Any]] = {}
 
     async def dispatch(self) -> None:
@@ -108,7 +114,7 @@ class Split:
     ) -> dict[int, Answer]:
         """Serve one request; return its answers by the index of the sample.
 
-        After ``leave_after`` output tokens of one, if given, the samples ``leaves`` are aborted, or all if it is empty;
+        After ``leave_after`` outputs of one, if given, the samples ``leaves`` are aborted, or all if it is empty;
         a remote plan is sent ``plan_delay_s`` after the prompt was queued.
         """
         request_id = new_request_id()
@@ -173,8 +179,10 @@ class Split:
                 await self._stream.send(Abort(submit.request_id, samples=leaves))
                 left |= set(leaves or answers)
                 continue
-            message: Started | PromptLogprobs | SequenceOutput = await inbox.get()
+            message: Started | PromptLogprobs | SequenceOutput | Preempted = await inbox.get()
             match message:
+                case Preempted() if self.recomputes_remotely:
+                    await self._plan(_so_far(submit, answers), PlanKind.REMOTE, None, 0.0)
                 case Started():
                     for answer in answers.values():
                         answer.started_cached = message.cached_tokens
@@ -185,6 +193,7 @@ class Split:
                 case SequenceOutput(error=None):
                     answer = answers[message.sample_index]
                     assert message.output_index == num_before[message.sample_index] + len(answer.token_ids)
+                    answer.num_outputs += 1
                     answer.token_ids += message.token_ids
                     answer.logprobs += message.logprobs
                     answer.finish = message.finish
@@ -203,8 +212,14 @@ class Split:
                 host.parts.model.pool.check_integrity([])
 
 
+def _so_far(submit: Submit, answers: dict[int, Answer]) -> Submit:
+    """Return ``submit`` with what the samples have been given since."""
+    samples = tuple(Sample(one.index, (*one.output_ids, *answers[one.index].token_ids)) for one in submit.samples)
+    return msgspec.structs.replace(submit, samples=samples)
+
+
 def _longest(answers: dict[int, Answer]) -> int:
-    return max(len(answer.token_ids) for answer in answers.values())
+    return max(answer.num_outputs for answer in answers.values())
 
 
 def _num_in_use(pool: BlockPool) -> int:

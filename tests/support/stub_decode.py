@@ -24,6 +24,7 @@ from common.messages import (
     HelloReply,
     Plan,
     PlanKind,
+    Preempted,
     Prefill,
     PromptLogprobs,
     Refused,
@@ -165,6 +166,12 @@ class StubDecode:
         with contextlib.suppress(Exception):  # Redis may be away, which is what some tests are about
             await registry.publish(self._redis, self.record)
 
+    def preempt(self) -> None:
+        """Let every sequence lose its KV; it goes on when it is planned again."""
+        for sequence in self.sequences.values():
+            sequence.is_running, sequence.transfer_id = False, None
+            sequence.outbox.put_nowait(Preempted(sequence.submit.request_id, self.cached_tokens))
+
     def resume(self) -> None:
         """Let paused sequences go on."""
         self.faults.pause_after = None
@@ -268,7 +275,7 @@ class StubDecode:
     async def _steps(self) -> None:
         while True:
             stepped = self._step()
-            if self.faults.die_after is not None and self._longest() >= self.faults.die_after:
+            if self.faults.die_after is not None and self.num_written >= self.faults.die_after:
                 await asyncio.sleep(0)
                 await self._server.stop(0.05)
                 return
@@ -279,7 +286,9 @@ class StubDecode:
             self._has_work.clear()
             await self._has_work.wait()
 
-    def _longest(self) -> int:
+    @property
+    def num_written(self) -> int:
+        """Tokens of the sequence here that has most."""
         return max((sequence.num_output_tokens for sequence in self.sequences.values()), default=0)
 
     def _step(self) -> bool:

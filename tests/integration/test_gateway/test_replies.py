@@ -197,9 +197,7 @@ async def test_a_token_id_prompt_that_ends_inside_a_character_puts_no_prompt_tex
     await bench.decode(lambda submit: [*rest, *bench.tokens(" ok")])
     await bench.gateway()
     text = (await bench.complete([*bench.tokens("Hello", eos=False), *emoji[:2]])).json()["choices"][0]["text"]
-    assert text == bench.tokenizer.decode([*rest, *bench.tokens(" ok")])
-    assert "Hello" not in text
-    assert "😀" not in text
+    assert text == " ok"
 
 
 async def test_request_ids_are_echoed_when_sane_and_made_otherwise(bench: Bench) -> None:

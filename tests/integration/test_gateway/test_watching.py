@@ -1,7 +1,11 @@
 """What operators see: readiness, the cluster, metrics."""
 
+import logging
+
+import msgspec
 import pytest
 
+from common.logs import client_request
 from common.messages import BlockCounts, SlotCounts, WorkerLoad
 from tests.support.gateway_bench import ANSWER, Bench
 
@@ -40,12 +44,14 @@ async def test_the_cluster_is_shown(bench: Bench) -> None:
         "state": "ready",
         "connected": True,
         "device": "cpu",
+        "max_model_len": 256,
         "running": 3,
         "waiting": 2,
         "tick_age_s": 0.5,
         "blocks": {"total": 100, "free": 60, "cached": 20, "held": 15, "quarantined": 5},
         "slots": {"allocated": 240, "used": 234},
         "kv_waste": 0.025,
+        "fingerprint": msgspec.to_builtins(decode.record.fingerprint),
     }
     assert [worker["id"] for worker in cluster["workers"]] == ["decode-0", "prefill-0"]
     assert cluster["ratio"] == {"prefill": 1, "decode": 1}
@@ -132,3 +138,31 @@ async def test_made_up_addresses_make_up_no_metrics(bench: Bench) -> None:
         await client.get(f"/nothing/{n}")
     assert await bench.metric("baton_http_requests_total", handler="none", status="404") == 3
     assert "/nothing/" not in (await client.get("/metrics")).text
+
+
+async def test_each_answer_is_one_line_in_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    decode = await bench.decode()
+    await bench.gateway()
+    lines = _FlowLines()
+    logger = logging.getLogger("gateway.flow")
+    logger.addHandler(lines)
+    try:
+        with caplog.at_level(logging.INFO, "gateway.flow"):
+            await bench.client.post("/v1/completions", json={"prompt": [6] * 10}, headers={"X-Request-Id": "mine-1"})
+    finally:
+        logger.removeHandler(lines)
+    [(client, line)] = lines.seen
+    assert client == "mine-1"
+    assert line.startswith(f"{decode.submits[0].request_id}: stop, 10 + {len(bench.tokens(ANSWER))} tokens in ")
+    assert line.endswith("local; prefill=none; decode=decode-0; cached=0; reason=short_prompt")
+
+
+class _FlowLines(logging.Handler):
+    """Keeps each message with the client's request id as it was when it was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append((client_request.get(), record.getMessage()))

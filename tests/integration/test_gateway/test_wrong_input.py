@@ -1,6 +1,9 @@
 """Wrong input: 400 with the field's name, a small reply, and the next request works."""
 
+import asyncio
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -115,12 +118,27 @@ BOTH = [
     ({"json_schema": '{"type": "foo"}'}, "json_schema"),
     ({"regex": "[a&&b]"}, "regex"),
     ({"ebnf": "root :="}, "ebnf"),
-    ({"use_beam_search": True}, "use_beam_search"),
+    ({"use_beam_search": "yes"}, "use_beam_search"),
+    ({"use_beam_search": True, "beam_width": 0}, "beam_width"),
+    ({"use_beam_search": True, "beam_width": 129}, "beam_width"),
+    ({"use_beam_search": True, "n": 3, "beam_width": 2}, "beam_width"),
+    ({"use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+    ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
+    ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
+    ({"use_beam_search": True, "top_p": 0.9}, "top_p"),
+    ({"use_beam_search": True, "presence_penalty": 1}, "presence_penalty"),
+    ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
+    ({"use_beam_search": True, "stop": "x"}, "stop"),
+    ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "use_beam_search"),
+    ({"beam_width": 2}, "beam_width"),
+    ({"length_penalty": 2}, "length_penalty"),
+    ({"early_stopping": True}, "early_stopping"),
     ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
     ({"bootstrap_host": "10.0.0.1"}, "bootstrap_host"),
     ({"bootstrap_room": 5}, "bootstrap_room"),
     ({"cache_salt": ""}, "cache_salt"),
-    ({"priority": 5}, "priority"),
+    ({"priority": 101}, "priority"),
+    ({"priority": "high"}, "priority"),
     ({"skip_special_tokens": False}, "skip_special_tokens"),
     ({"top_logprobs": "5"}, "top_logprobs"),
 ]
@@ -430,3 +448,92 @@ async def test_what_every_worker_refuses_as_wrong_is_400(bench: Bench) -> None:
     await bench.gateway()
     response = await bench.complete()
     assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
+
+
+SURROGATES = [rb"\ud800", rb"\udc00", rb"a\ud83d\ud83d", rb"\ud83dx", rb"\udc00\ud800", rb"\uDBFF\u0041"]
+
+
+@pytest.mark.parametrize("content", SURROGATES)
+async def test_half_a_surrogate_pair_is_said_to_be_one(bench: Bench, content: bytes) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+    body = b'{"messages": [{"role": "user", "content": "%s"}]}' % content
+    response = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert "surrogate" in response.json()["error"]["message"]
+    whole = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\\\ud800"}]}'
+    response = await client.post("/v1/chat/completions", content=whole, headers={"content-type": "application/json"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\x02"])
+async def test_what_is_no_http_is_answered_as_every_other_error(bench: Bench, sent: bytes) -> None:
+    await bench.decode()
+    await bench.gateway()
+    assert bench.server is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.server.port)
+    writer.write(sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"x-request-id: http-" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_bounds_are_options_and_each_says_its_limit(bench: Bench) -> None:
+    await bench.decode()
+    bounds = {
+        "max_prompts": 2,
+        "max_messages": 2,
+        "max_stop_strings": 1,
+        "max_stop_length": 2,
+        "max_list_entries": 2,
+        "max_tools": 1,
+        "max_schema_depth": 3,
+    }
+    await bench.gateway(**bounds)
+    user = {"role": "user", "content": "x"}
+    function = {"name": "f", "parameters": nested(4)}
+    replies = [
+        (await bench.complete(["a"] * 3), "prompt", "2"),
+        (await bench.chat(messages=[user] * 3), "messages", "2"),
+        (await bench.chat(stop=["a", "b"]), "stop", "1"),
+        (await bench.chat(stop="abc"), "stop", "2"),
+        (await bench.chat(logit_bias={"1": 1, "2": 1, "3": 1}), "logit_bias", "2"),
+        (await bench.chat(stop_token_ids=[1, 2, 3]), "stop_token_ids", "2"),
+        (await bench.chat(tools=[TOOL] * 2, tool_choice="none"), "tools", "1"),
+        (await bench.chat(tools=[{"type": "function", "function": function}], tool_choice="none"), "tools", "3"),
+    ]
+    for reply, param, limit in replies:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert limit in reply.json()["error"]["message"]
+
+
+LARGE = [
+    json.dumps(CHAT | {"messages": [{"role": "user", "content": 5}] * 12_000}).encode(),
+    json.dumps(CHAT | {"logit_bias": {str(n): 1 for n in range(12_000)}}).encode(),
+    b'{"messages": [{"role": "user", "content": "x"}], "guided_json": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    json.dumps(CHAT | {"x": "y" * 1_000_000}).encode()[:-1],
+]
+SLACK_BYTES = 32 * 1024 * 1024
+
+
+async def test_wrong_input_leaves_no_memory_behind(bench: Bench) -> None:
+    await bench.decode()
+    client = await bench.gateway()
+
+    async def send_all(times: int) -> int:
+        for body in LARGE * times:
+            response = await client.post(
+                "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 400
+        return _resident_bytes()
+
+    before = await send_all(3)
+    assert await send_all(20) - before < SLACK_BYTES
+    assert (await bench.chat()).status_code == 200
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

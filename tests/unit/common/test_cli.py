@@ -1,6 +1,7 @@
 """Command lines from configuration dataclasses."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -158,3 +159,26 @@ def test_an_option_without_default_is_asked_for(capsys: pytest.CaptureFixture[st
         execute(app, ["--model", "m"])
     assert seen == [DemandingConfig("m")]
     assert to_argv(seen[0]) == ["--model", "m"]
+
+
+def test_a_secret_can_be_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    monkeypatch.setenv("BATON_TOKEN_FILE", str(tmp_path / "token"))
+    assert parse().token == "s3cret"
+    assert parse("--token", "other").token == "other"
+
+
+def test_a_secret_file_that_is_missing_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_TOKEN_FILE", str(tmp_path / "nowhere"))
+    app = application("toy")
+    app.default(command(ToyConfig, _never))
+    with pytest.raises(SystemExit) as stopped:
+        execute(app, [])
+    assert stopped.value.code == 2
+    assert f"BATON_TOKEN_FILE: {tmp_path / 'nowhere'} cannot be read" in capsys.readouterr().err
+
+
+async def _never(config: ToyConfig) -> None:
+    raise AssertionError("it must not start")

@@ -1,12 +1,14 @@
 """Which lines of a child's log reach the terminal."""
 
+import json
 import logging
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.logs import configure
+from common.logs import LogFormat, client_request, configure
 from compose.log_lines import LogLines
 
 
@@ -43,12 +45,41 @@ def test_lines_cut_anywhere_are_joined(cuts: list[int]) -> None:
     assert [text.rsplit(": ", 1)[1] for text in shown] == ["zwölf Boxkämpfer", "übel"]
 
 
-def test_the_format_is_the_one_our_processes_write() -> None:
+def test_the_formats_are_those_our_processes_write() -> None:
+    assert LogLines().feed(written("text", "look"), quiet=True) == ["W k: look"]
+    [line] = LogLines().feed(written("json", "req-1f: look"), quiet=True)
+    fields = json.loads(line)
+    assert fields.pop("time").endswith("+00:00")
+    assert fields == {
+        "level": "warning",
+        "process": "decode-0",
+        "logger": "k",
+        "request": "req-1f",
+        "message": "req-1f: look",
+    }
+
+
+def test_quiet_json_lines_are_not_shown() -> None:
+    assert LogLines().feed(written("json", "hum", logging.INFO), quiet=True) == []
+    assert len(LogLines().feed(written("json", "hum", logging.INFO), quiet=False)) == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_gateways_lines_carry_the_clients_request_id(log_format: LogFormat) -> None:
+    token = client_request.set("my-id-7")
+    try:
+        assert b"my-id-7" in written(log_format, "look")
+    finally:
+        client_request.reset(token)
+    assert b"my-id-7" not in written(log_format, "look")
+
+
+def written(log_format: LogFormat, message: str, level: int = logging.WARNING) -> bytes:
+    """Return the line that a process called decode-0 writes."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     try:
-        configure("decode-0")
-        written = root.handlers[0].format(logging.LogRecord("k", logging.WARNING, "f", 1, "look", None, None))
+        configure("decode-0", log_format=log_format)
+        return root.handlers[0].format(logging.LogRecord("k", level, "f", 1, message, None, None)).encode() + b"\n"
     finally:
         root.handlers[:], root.level = before
-    assert LogLines().feed(written.encode() + b"\n", quiet=True) == ["W k: look"]

@@ -41,7 +41,7 @@ def add_offered(pool: BlockPool, scheduler: DecodeScheduler, length: int, start:
 
 def run_step(scheduler: DecodeScheduler) -> DecodeStep:
     """Compute one step with a model that always says token 7; finished sequences leave."""
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     for chunk in step.chunks:
         samples = chunk.samples
         scheduler.computed(chunk)
@@ -95,7 +95,7 @@ def test_a_preempted_sequence_is_computed_from_its_tokens_not_pulled_again():
     older = add_local(pool, scheduler, 2 * BLOCK, start=1, max_tokens=4 * BLOCK)
     run_step(scheduler)
     pulled = add_offered(pool, scheduler, 2 * BLOCK, start=2)
-    assert [slot.sequence for slot in scheduler.schedule().pulls] == [pulled]
+    assert [slot.sequence for slot in scheduler.schedule(0.0).pulls] == [pulled]
     pulled.token_ids.append(7)
     scheduler.pulled(pulled, 2 * BLOCK)
     steps = [run_step(scheduler) for _ in range(40)]
@@ -118,9 +118,9 @@ def test_scheduling_looks_past_heads_that_wait_for_their_offer():
 def test_a_failed_pull_keeps_the_valid_prefix_and_computes_the_rest():
     pool, scheduler = make()
     sequence = add_offered(pool, scheduler, 5 * BLOCK)
-    scheduler.schedule()
+    scheduler.schedule(0.0)
     scheduler.pulled(sequence, 2 * BLOCK)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     assert sizes(step) == [3 * BLOCK]
     assert step.chunks[0].samples
 
@@ -128,9 +128,9 @@ def test_a_failed_pull_keeps_the_valid_prefix_and_computes_the_rest():
 def test_a_pull_without_its_token_computes_the_last_token_again():
     pool, scheduler = make()
     sequence = add_offered(pool, scheduler, 2 * BLOCK)
-    scheduler.schedule()
+    scheduler.schedule(0.0)
     scheduler.pulled(sequence, 2 * BLOCK)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     assert sizes(step) == [1]
     assert step.chunks[0].samples
 
@@ -230,10 +230,10 @@ def fork(scheduler: DecodeScheduler, prompt: Sequence, samples: list[Sequence]) 
 def test_samples_share_the_prompt_and_copy_only_its_partial_block(length: int):
     pool, scheduler = make()
     prompt, samples = add_prompt_of(pool, scheduler, length, 4)
-    scheduler.computed(scheduler.schedule().chunks[0])
+    scheduler.computed(scheduler.schedule(0.0).chunks[0])
     fork(scheduler, prompt, samples)
     assert pool.counts().held == len(samples[0].table.block_ids)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     is_partial = length % BLOCK > 0
     assert len(step.copies) == 3 * is_partial  # the last one to write has the block for itself
     assert len({copy.dst for copy in step.copies}) == len(step.copies)
@@ -242,7 +242,7 @@ def test_samples_share_the_prompt_and_copy_only_its_partial_block(length: int):
     pool.check_integrity([sample.table.block_ids for sample in samples])
     for chunk in step.chunks:
         scheduler.computed(chunk)
-    assert scheduler.schedule().copies == ()
+    assert scheduler.schedule(0.0).copies == ()
 
 
 def test_a_prompt_of_several_samples_takes_their_places():
@@ -254,14 +254,14 @@ def test_a_prompt_of_several_samples_takes_their_places():
     (other,) = [sequence for sequence in scheduler.sequences() if sequence is not prompt]
     scheduler.retire(other)
     other.table.release()
-    assert [chunk.sequence for chunk in scheduler.schedule().chunks] == [prompt]
+    assert [chunk.sequence for chunk in scheduler.schedule(0.0).chunks] == [prompt]
 
 
 def test_a_pulled_prompt_whose_first_tokens_are_known_needs_no_logits():
     pool, scheduler = make()
     prompt = add_offered(pool, scheduler, 2 * BLOCK)
     prompt.num_forks = 2
-    scheduler.schedule()
+    scheduler.schedule(0.0)
     prompt.sample_indices = ()
     scheduler.pulled(prompt, 2 * BLOCK)
     assert prompt.num_remaining_tokens == 0
@@ -270,7 +270,7 @@ def test_a_pulled_prompt_whose_first_tokens_are_known_needs_no_logits():
 def test_samples_without_a_block_left_for_a_copy_are_preempted_and_finish_later():
     pool, scheduler = make(num_blocks=4)
     prompt, samples = add_prompt_of(pool, scheduler, 2 * BLOCK + 1, 3, max_tokens=6)
-    scheduler.computed(scheduler.schedule().chunks[0])
+    scheduler.computed(scheduler.schedule(0.0).chunks[0])
     fork(scheduler, prompt, samples)
     for _ in range(80):
         run_step(scheduler)

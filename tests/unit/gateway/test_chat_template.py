@@ -59,6 +59,12 @@ def test_a_template_that_asks_for_too_much_is_ended(name: str) -> None:
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize("source", ["{{ 5 | dictsort }}", "{{ 1 / 0 }}", "{{ messages | sum }}", "{{ none.x.y }}"])
+def test_whatever_a_template_raises_is_the_clients_error(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        render(source)
+
+
 def test_many_messages_are_within_the_limits() -> None:
     text = render("{% for m in messages %}{{ m.content }}{% endfor %}", ChatPrompt.of([USER] * 10_000))
     assert text == "Hello" * 10_000
@@ -69,7 +75,18 @@ def test_ordinary_arithmetic_works() -> None:
     assert render("{{ 3 * 4 }} {{ '=' * 5 }} {{ 2 ** 10 }} {{ 0.5 * 3 }} {{ [1] * 2 }}") == "12 ===== 1024 1.5 [1, 1]"
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% include 'x' %}" * 0 + "{% nothing %}", "{{ " + "(" * 5000])
+NONE = {
+    "a tag without its parts": "{% for %}",
+    "no end": "{{ x",
+    "an unknown tag": "{% nothing %}",
+    "too many brackets": "{{ " + "(" * 5000,
+    "loops in loops": "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+    "a number without end": "{{ " + "1" * 10_000 + " }}",
+    "a filter that is none": "{{ 1 | nothing }}",
+}
+
+
+@pytest.mark.parametrize("source", NONE.values(), ids=NONE)
 def test_a_template_that_is_none_is_a_clear_error(source: str) -> None:
     with pytest.raises(ConfigError, match="not valid"):
         ChatTemplate(source, {})

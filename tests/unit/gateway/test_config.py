@@ -16,6 +16,7 @@ from gateway.config import GatewayConfig
         ({"port": 70_000}, "--port"),
         ({"max_requests": 0}, "--max-requests"),
         ({"max_body_bytes": 0}, "--max-body-bytes"),
+        ({"max_stop_strings": 0}, "--max-stop-strings"),
         ({"local_prefill_tokens": -1}, "--local-prefill-tokens"),
         ({"request_timeout_s": 0}, "--request-timeout-s"),
         ({"keep_alive_s": float("nan")}, "--keep-alive-s"),

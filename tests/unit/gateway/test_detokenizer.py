@@ -51,7 +51,7 @@ def test_pieces_joined_are_the_whole_decode_of_random_tokens(name: str, data: st
     tokenizer = TOKENIZERS[name]
     token_ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() + 5), max_size=60))
     sizes = data.draw(st.lists(st.integers(0, 5), max_size=8))
-    detokenizer = detokenizer_factory(tokenizer)(False)
+    detokenizer = detokenizer_factory(tokenizer)(None)
     assert "".join(pieces(detokenizer, token_ids, sizes)) == tokenizer.decode(token_ids)
 
 
@@ -59,7 +59,7 @@ def test_pieces_joined_are_the_whole_decode_of_random_tokens(name: str, data: st
 def test_byte_tokens_of_any_value_decode_as_a_whole(data: bytes, sizes: list[int]) -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     token_ids = [3 + byte for byte in data]
-    detokenizer = detokenizer_factory(tokenizer)(False)
+    detokenizer = detokenizer_factory(tokenizer)(None)
     assert "".join(pieces(detokenizer, token_ids, sizes)) == tokenizer.decode(token_ids)
 
 
@@ -68,7 +68,7 @@ def test_byte_tokens_of_any_value_decode_as_a_whole(data: bytes, sizes: list[int
 def test_real_text_comes_back_without_replacement_characters(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    found = pieces(detokenizer_factory(tokenizer)(False), token_ids, [])
+    found = pieces(detokenizer_factory(tokenizer)(None), token_ids, [])
     assert "".join(found) == tokenizer.decode(token_ids)
     if not name.startswith("metaspace"):  # its vocabulary lacks characters, so unknown tokens stand for them
         assert "".join(found).strip() == text.strip()
@@ -78,7 +78,7 @@ def test_real_text_comes_back_without_replacement_characters(name: str, text: st
 def test_an_incomplete_character_is_held_and_flushed_once() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     token_ids = [token_id for character in "Ġð" for token_id in [tokenizer.token_to_id(character)]]
-    detokenizer = detokenizer_factory(tokenizer)(False)
+    detokenizer = detokenizer_factory(tokenizer)(None)
     assert detokenizer.feed(token_ids) == " "
     assert detokenizer.flush() == REPLACEMENT
     assert detokenizer.flush() == ""
@@ -87,7 +87,7 @@ def test_an_incomplete_character_is_held_and_flushed_once() -> None:
 def test_special_tokens_have_no_text_and_other_added_tokens_do() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<think>", "⟦tool⟧", "<|endoftext|>")]
-    assert "".join(pieces(detokenizer_factory(tokenizer)(False), ids, [])) == "<think>⟦tool⟧"
+    assert "".join(pieces(detokenizer_factory(tokenizer)(None), ids, [])) == "<think>⟦tool⟧"
 
 
 @pytest.mark.parametrize("name", ["sentencepiece", "metaspace always"])
@@ -95,24 +95,49 @@ def test_an_answer_that_continues_a_text_keeps_its_leading_space(name: str) -> N
     tokenizer = TOKENIZERS[name]
     token_ids = tokenizer.encode("Paris is", add_special_tokens=False).ids
     make = detokenizer_factory(tokenizer)
-    assert "".join(pieces(make(False), token_ids, [])) == "Paris is"
-    assert "".join(pieces(make(True), token_ids, [])) == " Paris is"
+    assert "".join(pieces(make(None), token_ids, [])) == "Paris is"
+    assert "".join(pieces(make([]), token_ids, [])) == " Paris is"
 
 
-def test_a_continued_byte_level_answer_shows_nothing_of_a_character_that_the_prompt_began() -> None:
-    tokenizer = TOKENIZERS["byte-level"]
-    first, *rest = [tokenizer.token_to_id(character) for character in "ðŁĺĢ"]  # one emoji, byte by byte
-    assert tokenizer.decode([first, *rest]) == "😀"
-    answer = "".join(pieces(detokenizer_factory(tokenizer)(True), rest, []))
-    assert answer == tokenizer.decode(rest)
-    assert "😀" not in answer
+EMOJI = "😀"
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentencepiece", "sentencepiece without strip"])
+@pytest.mark.parametrize("known", [1, 2, 3])
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_of_a_character_that_the_prompt_began_nothing_comes_out(name: str, known: int, written: int) -> None:
+    tokenizer = TOKENIZERS[name]
+    emoji = [byte_token(tokenizer, byte) for byte in EMOJI.encode()]
+    missing = emoji[known : known + written]
+    after = tokenizer.encode("ok", add_special_tokens=False).ids
+    make = detokenizer_factory(tokenizer)
+    answer = "".join(pieces(make([*after, *emoji[:known]]), [*missing, *after, *emoji], [1, 3]))
+    assert answer == tokenizer.decode([*after, *after, *emoji]).removeprefix(tokenizer.decode(after))
+
+
+@pytest.mark.parametrize("name", ["byte-level", "sentencepiece"])
+def test_stray_bytes_after_a_complete_character_are_bad_bytes(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    emoji = [byte_token(tokenizer, byte) for byte in EMOJI.encode()]
+    make = detokenizer_factory(tokenizer)
+    assert "".join(pieces(make(emoji), [emoji[3]], [])) == REPLACEMENT
+    assert "".join(pieces(make(emoji[:3]), [emoji[3], emoji[3]], [])) == REPLACEMENT
+
+
+def byte_token(tokenizer: Tokenizer, byte: int) -> int:
+    """Return the token of one byte."""
+    characters = {0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ"}
+    found = tokenizer.token_to_id(f"<0x{byte:02X}>")
+    found = tokenizer.token_to_id(characters[byte]) if found is None else found
+    assert found is not None
+    return found
 
 
 def test_a_long_run_of_byte_tokens_is_not_held_for_ever() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     text = "བོད" * 40
     token_ids = [3 + byte for byte in text.encode()]
-    detokenizer = detokenizer_factory(tokenizer)(False)
+    detokenizer = detokenizer_factory(tokenizer)(None)
     early = detokenizer.feed(token_ids)
     assert len(token_ids) > MAX_BYTE_RUN
     assert text.startswith(early)
@@ -123,12 +148,12 @@ def test_a_long_run_of_byte_tokens_is_not_held_for_ever() -> None:
 def test_a_decoder_that_is_a_sequence_of_one_is_that_one() -> None:
     tokenizer = tiny_tokenizers.byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
-    assert isinstance(detokenizer_factory(tokenizer)(False), ByteLevelDetokenizer)
+    assert isinstance(detokenizer_factory(tokenizer)(None), ByteLevelDetokenizer)
 
 
 def test_a_tokenizer_of_another_kind_is_decoded_in_a_window() -> None:
     tokenizer = tiny_tokenizers.word_level()
     token_ids = tokenizer.encode("the unknowns house !", add_special_tokens=False).ids
     token_ids.insert(2, tokenizer.token_to_id("</s>"))
-    found = pieces(detokenizer_factory(tokenizer)(False), token_ids, [])
+    found = pieces(detokenizer_factory(tokenizer)(None), token_ids, [])
     assert "".join(found) == tokenizer.decode(token_ids) == "the unknowns house !"

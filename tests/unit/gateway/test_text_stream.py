@@ -91,3 +91,15 @@ def test_stop_strings_are_looked_for_after_min_tokens_only() -> None:
     token_ids = tuple(TOKENIZER.encode("a. b. c").ids)
     stream = TextStream(MAKE(False), ["."], SamplingParams(64, min_tokens=len(TOKENIZER.encode("a.").ids)))
     assert stream.feed(token_ids, None).text == "a. b"
+
+
+def test_a_token_that_completes_a_structure_is_written_and_one_that_only_ends_the_answer_is_not() -> None:
+    word = tuple(TOKENIZER.encode("the end").ids)
+    stopping = SamplingParams(64, eos_token_ids=(EOS,), stop_token_ids=(word[-1],))
+    for stops in ([], ["never"]):
+        complete = TextStream(MAKE(False), stops, SAMPLING).feed(word, FinishReason.STOP)
+        assert (complete.text, complete.stop_reason) == ("the end", None)
+        ended = TextStream(MAKE(False), stops, SAMPLING).feed((*word, EOS), FinishReason.STOP)
+        assert (ended.text, ended.stop_reason) == ("the end", None)
+        stopped = TextStream(MAKE(False), stops, stopping).feed(word, FinishReason.STOP)
+        assert (stopped.text, stopped.stop_reason) == (TOKENIZER.decode(word[:-1]), word[-1])

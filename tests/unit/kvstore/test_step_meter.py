@@ -1,5 +1,7 @@
 """The step meter: what a rate is taken from."""
 
+import pytest
+
 from kvstore.host.meter import StepMeter
 
 
@@ -35,3 +37,29 @@ def test_the_tick_age_grows_only_while_there_is_work():
     assert meter.tick_age_s(5.0) == 4.0
     meter.idle()
     assert meter.tick_age_s(9.0) == 0.0
+
+
+def test_how_busy_it_is_follows_the_last_seconds() -> None:
+    meter = StepMeter()
+    now = 0.0
+    for _ in range(300):  # half of the time
+        meter.begin(now)
+        meter.end(now + 0.05, 10)
+        now += 0.1
+    assert meter.busy(now) == pytest.approx(0.5, abs=0.05)
+    assert meter.busy(now + 30) < 0.01
+    meter.begin(now + 30)
+    assert meter.busy(now + 60) > 0.99  # a step that does not end is no rest
+
+
+def test_the_time_between_tokens_is_that_of_steps_that_decode_and_nothing_when_idle() -> None:
+    meter = StepMeter()
+    for number in range(50):
+        meter.begin(number * 0.2)
+        meter.end(number * 0.2 + 0.1, 0, decodes=True)
+    assert meter.itl_s == pytest.approx(0.2)
+    meter.idle()
+    assert meter.itl_s == 0.0
+    meter.begin(100.0)
+    meter.end(100.1, 0, decodes=True)
+    assert meter.itl_s == 0.0  # the gap since then was nobody's

@@ -65,7 +65,11 @@ NESTED = {
     "properties": {
         "name": {"type": "string", "maxLength": 8},
         "tags": {"type": "array", "items": {"enum": ["a", "é", 'q"', 7, None]}, "maxItems": 3},
-        "at": {"type": "object", "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}}},
+        "at": {
+            "type": "object",
+            "properties": {"x": {"type": "integer", "minimum": -9, "maximum": 9}},
+            "additionalProperties": False,
+        },
     },
     "required": ["name", "tags"],
     "additionalProperties": False,

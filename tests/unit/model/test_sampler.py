@@ -1,8 +1,11 @@
 """Sampling against a plain reference, against chance, and for independence of the batch."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -179,3 +182,22 @@ def test_ends_wait_for_min_tokens_unless_nothing_else_is_left():
     assert sample(logits, [SampleRow(held, 0, 8, num_output_tokens=3)]) == [2]
     only_end = params(temperature=0.0, eos_token_ids=(2,), min_tokens=3, allowed_token_ids=(2,))
     assert sample(logits, [SampleRow(only_end, 0, 7, num_output_tokens=2)]) == [2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_allowed_tokens_are_drawn_as_if_the_others_were_not_there(seed: int):
+    logits, cases = random_cases(300, seed=200 + seed)
+    rng = random.Random(seed)
+    cases = [replace(case, params=msgspec.structs.replace(case.params, allowed_token_ids=())) for case in cases]
+    chosen = [tuple(sorted(rng.sample(range(VOCAB), rng.choice([1, 2, 30, 200, VOCAB])))) for _ in cases]
+    expected = []
+    for logit_row, case, ids in zip(logits, cases, chosen, strict=True):
+        out = torch.full((VOCAB,), float("-inf"))
+        out[list(ids)] = logit_row[list(ids)]
+        expected.append(plain_sample(out.tolist(), case))
+    rows = []
+    for case, ids in zip(cases, chosen, strict=True):
+        allowed = np.zeros(VOCAB, dtype=np.bool_)
+        allowed[list(ids)] = True
+        rows.append(replace(as_row(case), allowed=allowed))
+    assert sample(logits, rows) == expected

@@ -1,0 +1,97 @@
+/* What Python calls: contexts, and each operation at the highest level that the processor has. */
+
+#include "context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern const BatonLevel baton_level_portable;
+#if defined(__x86_64__)
+extern const BatonLevel baton_level_avx2, baton_level_avx512, baton_level_avx512_bf16;
+
+static int has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+static const BatonLevel *level = &baton_level_portable;
+
+/* Take the highest level, or the one called wanted; return its name, or NULL when the processor does not have it. */
+EXPORT const char *baton_choose_level(const char *wanted) {
+    const BatonLevel *found[4];
+    int count = 0;
+#if defined(__x86_64__)
+    if (has_avx512() && __builtin_cpu_supports("avx512bf16")) found[count++] = &baton_level_avx512_bf16;
+    if (has_avx512()) found[count++] = &baton_level_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found[count++] = &baton_level_avx2;
+#endif
+    found[count++] = &baton_level_portable;
+    for (int i = 0; i < count; i++) {
+        if (wanted && strcmp(wanted, found[i]->name)) continue;
+        level = found[i];
+        return level->name;
+    }
+    return NULL;
+}
+
+EXPORT int64_t baton_abi(void) { return BATON_ABI; }
+
+EXPORT BatonContext *baton_context_new(int64_t num_threads) {
+    BatonContext *context = calloc(1, sizeof *context);
+    if (!context) return NULL;
+    context->pool = pool_new(num_threads);
+    if (context->pool) return context;
+    free(context);
+    return NULL;
+}
+
+EXPORT void baton_context_free(BatonContext *context) {
+    if (!context) return;
+    pool_free(context->pool);
+    free(context->scratch);
+    free(context);
+}
+
+float *context_scratch(BatonContext *context, int64_t num_floats) {
+    if (num_floats <= context->scratch_floats) return context->scratch;
+    int64_t wanted = (num_floats + num_floats / 4 + 15) / 16 * 16; /* a context grows token by token */
+    float *scratch = aligned_alloc(64, (size_t)wanted * sizeof(float));
+    if (!scratch) return NULL;
+    free(context->scratch);
+    context->scratch = scratch;
+    context->scratch_floats = wanted;
+    return scratch;
+}
+
+EXPORT int baton_linear(BatonContext *context, const BatonLinear *linear, int64_t dtype, const void *x,
+                        int64_t x_stride, void *out, int64_t rows) {
+    return level->linear(context, linear, dtype, x, x_stride, out, rows);
+}
+
+EXPORT int baton_norm(BatonContext *context, const void *x, const float *weight, void *out, int64_t rows,
+                      int64_t width, double epsilon, int64_t dtype) {
+    return level->norm(context, x, weight, out, rows, width, epsilon, dtype);
+}
+
+EXPORT int baton_silu_mul(BatonContext *context, const void *gate, const void *up, int64_t stride, void *out,
+                          int64_t rows, int64_t width, int64_t dtype) {
+    return level->silu_mul(context, gate, up, stride, out, rows, width, dtype);
+}
+
+EXPORT int baton_rotate(BatonContext *context, void *x, int64_t row_stride, int64_t heads, int64_t head_dim,
+                        const void *cos, const void *sin, int64_t width, int64_t rows, int64_t dtype) {
+    return level->rotate(context, x, row_stride, heads, head_dim, cos, sin, width, rows, dtype);
+}
+
+EXPORT int baton_attend(BatonContext *context, const BatonCache *cache, const BatonRows *rows, const BatonForm *form,
+                        const void *q, int64_t q_stride, int64_t q_heads, void *out, int64_t dtype) {
+    return level->attend(context, cache, rows, form, q, q_stride, q_heads, out, dtype);
+}
+
+EXPORT int baton_layer(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
+                       const void *hidden, void *out, const void *cos, const void *sin, int64_t rotary_width) {
+    return level->layer(context, layer, cache, rows, hidden, out, cos, sin, rotary_width);
+}

@@ -1,0 +1,122 @@
+/* All operations for one level of instruction set. Compiled once for each level, with LEVEL as its name and the
+   compiler flags that allow its instructions; dispatch.c chooses. */
+
+#include "layer.h"
+
+#define JOIN(a, b) a##b
+#define TABLE(level) JOIN(baton_level_, level)
+#define TEXT(level) #level
+#define NAME(level) TEXT(level)
+#define ROWS_A_TILE 8
+
+static int level_linear(BatonContext *context, const BatonLinear *linear, int64_t dtype, const void *x,
+                        int64_t x_stride, void *out, int64_t rows) {
+    LinearJob job = {.linear = linear, .x = x, .x_stride = x_stride, .out = out, .out_stride = linear->outputs,
+                     .dtype = dtype, .out_dtype = dtype, .rows = rows};
+    if (operand_dtype(dtype) != dtype) { /* widen x once, not at each use */
+        float *wide = context_scratch(context, rows * linear->inputs);
+        if (!wide) return -1;
+        for (int64_t row = 0; row < rows; row++)
+            convert_any(wide + row * linear->inputs, BATON_F32, (const char *)x + row * x_stride * element_bytes(dtype),
+                        dtype, linear->inputs);
+        job.x = wide;
+        job.x_stride = linear->inputs;
+    }
+    pool_run(context->pool, linear_tile, &job, num_linear_tiles(linear));
+    return 0;
+}
+
+typedef struct {
+    const void *x, *other; /* [rows, width], rows stride apart; the up states of silu_mul */
+    const float *weight;
+    void *out;
+    int64_t stride, rows, width, dtype;
+    float epsilon;
+} RowsJob;
+
+INLINE void norm_tile_as(const RowsJob *job, int64_t row, const int64_t dtype) {
+    int64_t at = row * job->stride * element_bytes(dtype), out_at = row * job->width * element_bytes(dtype);
+    norm_row((char *)job->out + out_at, dtype, (const char *)job->x + at, dtype, job->weight, job->width, job->epsilon);
+}
+
+INLINE void silu_mul_tile_as(const RowsJob *job, int64_t row, const int64_t dtype) {
+    int64_t at = row * job->stride * element_bytes(dtype), out_at = row * job->width * element_bytes(dtype);
+    silu_mul_row((char *)job->out + out_at, dtype, (const char *)job->x + at, (const char *)job->other + at, dtype,
+                 job->width);
+}
+
+static void rows_tile(const void *argument, int64_t tile, int64_t thread) {
+    (void)thread;
+    const RowsJob *job = argument;
+    for (int64_t row = tile * ROWS_A_TILE; row < job->rows && row < (tile + 1) * ROWS_A_TILE; row++) {
+        if (job->weight && job->dtype == BATON_BF16) norm_tile_as(job, row, BATON_BF16);
+        else if (job->weight) norm_tile_as(job, row, BATON_F32);
+        else if (job->dtype == BATON_BF16) silu_mul_tile_as(job, row, BATON_BF16);
+        else silu_mul_tile_as(job, row, BATON_F32);
+    }
+}
+
+static int level_norm(BatonContext *context, const void *x, const float *weight, void *out, int64_t rows,
+                      int64_t width, double epsilon, int64_t dtype) {
+    RowsJob job = {.x = x, .weight = weight, .out = out, .stride = width, .rows = rows, .width = width,
+                   .dtype = dtype, .epsilon = (float)epsilon};
+    pool_run(context->pool, rows_tile, &job, (rows + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    return 0;
+}
+
+static int level_silu_mul(BatonContext *context, const void *gate, const void *up, int64_t stride, void *out,
+                          int64_t rows, int64_t width, int64_t dtype) {
+    RowsJob job = {.x = gate, .other = up, .out = out, .stride = stride, .rows = rows, .width = width, .dtype = dtype};
+    pool_run(context->pool, rows_tile, &job, (rows + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    return 0;
+}
+
+typedef struct {
+    char *x;
+    const char *cos, *sin;
+    int64_t row_stride, heads, head_dim, width, dtype;
+} RotateJob;
+
+static void rotate_tile(const void *argument, int64_t row, int64_t thread) {
+    (void)thread;
+    const RotateJob *job = argument;
+    int64_t bytes = element_bytes(job->dtype), angles = row * job->width * bytes;
+    for (int64_t head = 0; head < job->heads; head++) {
+        char *x = job->x + (row * job->row_stride + head * job->head_dim) * bytes;
+        if (job->dtype == BATON_BF16)
+            rotate_head(x, BATON_BF16, job->cos + angles, job->sin + angles, BATON_BF16, job->width);
+        else
+            rotate_head(x, BATON_F32, job->cos + angles, job->sin + angles, BATON_F32, job->width);
+    }
+}
+
+static int level_rotate(BatonContext *context, void *x, int64_t row_stride, int64_t heads, int64_t head_dim,
+                        const void *cos, const void *sin, int64_t width, int64_t rows, int64_t dtype) {
+    RotateJob job = {x, cos, sin, row_stride, heads, head_dim, width, dtype};
+    pool_run(context->pool, rotate_tile, &job, rows);
+    return 0;
+}
+
+static int level_attend(BatonContext *context, const BatonCache *cache, const BatonRows *rows, const BatonForm *form,
+                        const void *q, int64_t q_stride, int64_t q_heads, void *out, int64_t dtype) {
+    int64_t width = attention_width(rows, cache->block_size), group = q_heads / cache->kv_heads;
+    int64_t floats = (attention_scratch_floats(group, width, cache->k_dim, cache->v_dim) + 15) / 16 * 16;
+    float *scratch = context_scratch(context, floats * pool_num_threads(context->pool));
+    if (!scratch) return -1;
+    AttentionJob job = {.cache = cache, .rows = rows, .form = form, .q = q, .out = out, .q_dtype = dtype,
+                        .q_stride = q_stride, .out_dtype = dtype, .q_heads = q_heads, .width = width,
+                        .scratch = scratch, .scratch_floats = floats};
+    pool_run(context->pool, attention_task, &job, rows->num_rows * cache->kv_heads);
+    return 0;
+}
+
+extern const BatonLevel TABLE(LEVEL);
+const BatonLevel TABLE(LEVEL) = {
+    .name = NAME(LEVEL),
+    .linear = level_linear,
+    .norm = level_norm,
+    .silu_mul = level_silu_mul,
+    .rotate = level_rotate,
+    .attend = level_attend,
+    .layer = level_layer,
+};

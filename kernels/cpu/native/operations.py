@@ -1,0 +1,192 @@
+"""The compiled operations on tensors.
+
+They compute in float32 and bfloat16 on contiguous tensors, and raise MemoryError when scratch memory is short. Each
+result row depends on its own input row only, bit for bit, whatever rows are computed beside it.
+"""
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention_form import AttentionForm
+from kernels.cpu.native import library
+from kernels.cpu.native.library import DTYPES, Cache, Form, Layer, Linear, Rows
+from kernels.cpu.plan import CpuPlan, LastPlan
+from kernels.cpu.product_rule import largest_rows
+from kernels.decoder_layer import LayerWeights, LinearWeights
+from kernels.layer_kv import LayerKV
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLinear:
+    """One weight matrix as the library reads it, with the tensors it points into."""
+
+    structure: Linear
+    weights: LinearWeights
+    bias: Tensor | None
+    """float32"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLayer:
+    """One decoder layer as the library reads it, with the tensors it points into."""
+
+    structure: Layer
+    weights: LayerWeights
+    linears: dict[str, NativeLinear]
+    """``q``, ``k``, ``v``, ``o``, ``gate``, ``up`` and ``down``"""
+    norms: dict[str, Tensor | None]
+    """``attention_norm``, ``mlp_norm``, ``q_norm`` and ``k_norm``, float32"""
+
+
+def as_linear(weights: LinearWeights) -> NativeLinear:
+    """Describe ``weights``, contiguous and float32 or bfloat16."""
+    bias = None if weights.bias is None else weights.bias.float()
+    outputs, inputs = weights.weight.shape
+    return NativeLinear(Linear(weights.weight.data_ptr(), _pointer(bias), outputs, inputs), weights, bias)
+
+
+def as_layer(weights: LayerWeights) -> NativeLayer:
+    """Describe a decoder layer whose weights are contiguous and all float32 or all bfloat16."""
+    linears = {name: as_linear(getattr(weights, name)) for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    norms = {name: _float(getattr(weights, name)) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")}
+    structure = Layer(
+        **{name: linear.structure for name, linear in linears.items()},
+        **{name: _pointer(norm) for name, norm in norms.items()},
+        form=_form(weights.form, None),
+        epsilon=weights.epsilon,
+        head_dim=weights.head_dim,
+        q_heads=weights.q.weight.shape[0] // weights.head_dim,
+        kv_heads=weights.k.weight.shape[0] // weights.head_dim,
+        dtype=DTYPES[weights.q.weight.dtype],
+    )
+    return NativeLayer(structure, weights, linears, norms)
+
+
+class Native:
+    """Owns a context of the library: ``num_threads - 1`` helper threads, and scratch. For one thread at a time."""
+
+    def __init__(self, lib: ctypes.CDLL, num_threads: int) -> None:
+        self._lib = lib
+        self._context = lib.baton_context_new(num_threads)
+        if not self._context:
+            raise MemoryError(f"{num_threads} compute threads cannot be started")
+        weakref.finalize(self, lib.baton_context_free, self._context)
+        self.plans = LastPlan()
+        self._caches: dict[LayerKV, Cache] = {}
+        self._rows: tuple[CpuPlan, Rows] | None = None
+        level = library.choose_level(lib) or "portable"
+        self._largest = {dtype: largest_rows(level, is_bfloat16=dtype == torch.bfloat16) for dtype in DTYPES}
+
+    def is_faster(self, rows: int, dtype: torch.dtype) -> bool:
+        """Return whether :meth:`linear` beats torch for so many rows."""
+        return rows <= self._largest.get(dtype, 0)
+
+    def linear(self, x: Tensor, linear: NativeLinear) -> Tensor:
+        """Return ``[..., outputs]`` for ``x [..., inputs]`` in the dtype of the weights."""
+        structure, rows = linear.structure, x.numel() // x.shape[-1]
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], structure.outputs)
+        self._call("baton_linear", structure, DTYPES[x.dtype], x.data_ptr(), structure.inputs, out.data_ptr(), rows)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """See :class:`kernels.elementwise.Elementwise`, a plain norm; ``weight`` is float32, ``x`` contiguous."""
+        out, width = torch.empty_like(x), x.shape[-1]
+        rows, dtype = x.numel() // width, DTYPES[x.dtype]
+        self._call("baton_norm", x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon, dtype)
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return ``silu(gate) * up``; both contiguous."""
+        out, width = torch.empty_like(gate), gate.shape[-1]
+        rows, dtype = gate.numel() // width, DTYPES[gate.dtype]
+        self._call("baton_silu_mul", gate.data_ptr(), up.data_ptr(), width, out.data_ptr(), rows, width, dtype)
+        return out
+
+    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Turn the heads of ``x [T, heads, dim]``, contiguous, in place by ``cos`` and ``sin [T, width]``.
+
+        What lies behind the first ``width`` elements of a head stays as it is.
+        """
+        rows, heads, dim = x.shape
+        angles = (cos.data_ptr(), sin.data_ptr(), cos.shape[1])
+        self._call("baton_rotate", x.data_ptr(), x.stride(0), heads, dim, *angles, rows, DTYPES[x.dtype])
+
+    def attend(
+        self, q: Tensor, out: Tensor, kv: LayerKV, plan: CpuPlan, form: AttentionForm, sinks: Tensor | None
+    ) -> None:
+        """Attend with the single rows of ``plan``, from ``q [T, q_heads, k_dim]`` into ``out [T, q_heads, v_dim]``."""
+        q, sinks = q.contiguous(), _float(sinks)
+        where = (self._cache(kv), self._planned(plan), _form(form, sinks))
+        self._call("baton_attend", *where, q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), DTYPES[q.dtype])
+
+    def decoder_layer(
+        self, layer: NativeLayer, x: Tensor, cos: Tensor, sin: Tensor, kv: LayerKV, plan: CpuPlan
+    ) -> Tensor:
+        """See :func:`kernels.decoder_layer.decoder_layer_eager`; a plan without chunks, all tensors contiguous."""
+        out = torch.empty_like(x)
+        where = (layer.structure, self._cache(kv), self._planned(plan))
+        angles = (cos.data_ptr(), sin.data_ptr(), cos.shape[-1] if layer.weights.rotary else 0)
+        self._call("baton_layer", *where, x.data_ptr(), out.data_ptr(), *angles)
+        return out
+
+    def _cache(self, kv: LayerKV) -> Cache:
+        """Return ``kv`` as the library reads it; there is one a layer, so they are kept."""
+        known = self._caches.get(kv)
+        if known is None:
+            known = self._caches[kv] = _cache(kv)
+        return known
+
+    def _planned(self, plan: CpuPlan) -> Rows:
+        """Return ``plan`` as the library reads it; all layers of a step come with the same one."""
+        if self._rows is None or self._rows[0] is not plan:
+            self._rows = (plan, _rows(plan))
+        return self._rows[1]
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if getattr(self._lib, name)(self._context, *arguments):
+            raise MemoryError("no memory for the scratch of a compiled kernel")
+
+
+def new_native(num_threads: int) -> Native | None:
+    """Return the compiled operations with ``num_threads`` threads, or None where the library is not there."""
+    lib = library.load_library()
+    return Native(lib, num_threads) if lib is not None else None
+
+
+def _cache(kv: LayerKV) -> Cache:
+    return Cache(
+        kv.k.data_ptr(),
+        kv.v.data_ptr(),
+        kv.k.stride(0),
+        kv.v.stride(0),
+        kv.k.shape[3],
+        kv.v.shape[3],
+        kv.kv_heads,
+        kv.block_size,
+        DTYPES[kv.k.dtype],
+    )
+
+
+def _rows(plan: CpuPlan) -> Rows:
+    """Describe the single rows of ``plan``, which must live as long."""
+    arrays = (plan.row_ids, plan.sequences, plan.positions, plan.slots, plan.tables)
+    assert all(array.flags.c_contiguous for array in arrays)
+    return Rows(len(plan.row_ids), *(array.ctypes.data for array in arrays), plan.tables.shape[1])
+
+
+def _form(form: AttentionForm, sinks: Tensor | None) -> Form:
+    return Form(form.scaling, form.softcap or 0.0, form.window or 0, form.chunk or 0, _pointer(sinks))
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float().contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
