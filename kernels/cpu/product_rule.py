@@ -1,13 +1,10 @@
 """Who computes a matrix product on the CPU: our compiled kernel, or torch's library.
 
 Few rows are bound by reading the weights, which ours does at the speed of memory and torch's does not. Many rows are
-bound by arithmetic. In bfloat16 torch's library (oneDNN) then wins; in float32 (MKL) it does on no processor with
-AVX-512 that was measured. The numbers come from ``python -m benchmarks.products``, see docs/performance.md.
+bound by arithmetic. In bfloat16 torch's library (oneDNN) then wins; in float32 (MKL) it did not on the one processor
+with AVX-512 that was measured (AMD, Zen 5). The numbers come from ``python -m benchmarks.products``, see
+docs/performance.md.
 """
-
-from typing import Literal
-
-Level = Literal["avx512_bf16", "avx512", "avx2", "portable"]
 
 ALWAYS = 1 << 30
 

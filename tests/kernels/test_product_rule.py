@@ -1,0 +1,10 @@
+"""Which product is taken: the rule's shape, not its measured numbers."""
+
+import pytest
+
+from kernels.cpu.product_rule import largest_rows
+
+
+@pytest.mark.parametrize("level", ["avx512_bf16", "avx512", "avx2", "portable"])
+def test_single_rows_are_always_ours_and_bfloat16_ends_first(level: str):
+    assert 1 <= largest_rows(level, is_bfloat16=True) <= largest_rows(level, is_bfloat16=False)
