@@ -12,14 +12,17 @@ import argparse
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import gpu_handover, gpu_kernels, gpu_models
+from benchmarks import gpu_kernels, gpu_models
 from benchmarks.gpu_timing import Ceilings, measure_ceilings
+
+if TYPE_CHECKING:
+    from benchmarks.gpu_handover import HandoverFigure
 
 NOT_MEASURED = "not measured"
 PARTS = ("kernels", "models", "handover")
@@ -145,11 +148,17 @@ def _profile(report: Report, bench: gpu_models.ModelBench) -> None:
 def show_handover(report: Report) -> None:
     """Measure and print hand-overs between two processes on this GPU."""
     table = report.table("hand-over of a prompt between two processes, Llama-3-8B, medians", "what", "ms", "GB/s")
-    for row in report.tried(gpu_handover.measure) or ():
+    for row in report.tried(_measure_handover) or ():
         table.add_row(
             row.name, f"{1e3 * row.seconds:.2f}", f"{row.num_bytes / row.seconds / 1e9:.2f}" if row.num_bytes else ""
         )
     report.show(table)
+
+
+def _measure_handover() -> "list[HandoverFigure]":
+    from benchmarks import gpu_handover  # loads gRPC, which the other parts do without
+
+    return gpu_handover.measure()
 
 
 def show_nothing(report: Report) -> None:

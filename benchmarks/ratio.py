@@ -30,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from compose.tune.calibrate import calibrate
+from compose.tune.calibrate import calibrate, num_tokens
 from compose.tune.cluster import SimCluster
 from compose.tune.outcome import percentile
 from compose.tune.profile import CostProfile
@@ -86,6 +86,7 @@ async def _one(client: httpx2.AsyncClient, arrival: Arrival, at: float) -> Serve
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "return_token_ids": True,
     }
     began = time.perf_counter()
     try:
@@ -93,10 +94,9 @@ async def _one(client: httpx2.AsyncClient, arrival: Arrival, at: float) -> Serve
             if answer.status_code != 200:
                 served.error = f"status {answer.status_code}"
             async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    served.times.append(time.perf_counter() - began)
-                    if '"error"' in line:
-                        served.error = line
+                served.times += [time.perf_counter() - began] * num_tokens(line)
+                if line.startswith('data: {"error"'):
+                    served.error = line
     except httpx2.HTTPError as error:
         served.error = type(error).__name__
     return served

@@ -98,7 +98,9 @@ class Submit(Message, frozen=True):
 
     @property
     def next_indices(self) -> tuple[int, ...]:
-        """The samples whose next token follows ``shared_ids``."""
+        """The samples whose next token follows ``shared_ids``; of a beam search, the first speaks for all."""
+        if self.sampling.beam is not None:
+            return (self.samples[0].index,)
         alone = len(self.samples) == 1
         return tuple(sample.index for sample in self.samples if alone or not sample.output_ids)
 

@@ -7,6 +7,7 @@ with the same tokens after a hand-over, a preemption, a fork or a migration. Kno
 import enum
 import hashlib
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,21 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"  # end-of-sequence token, stop token, or stop string
     LENGTH = "length"  # max_tokens or the context limit
+
+
+class BeamParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How an answer is looked for by beam search; the names are transformers'."""
+
+    width: int
+    """Beams, >= 1."""
+    length_penalty: float = 1.0
+    """Above 0 favours long answers, below 0 short ones."""
+    early_stopping: bool | Literal["never"] = False
+    """True: end with ``width`` complete answers; False: when a better one is unlikely; never: when there is none."""
+
+    def num_candidates(self, num_ends: int) -> int:
+        """Return how many continuations one step looks at, when so many tokens end an answer."""
+        return self.width * max(2, 1 + num_ends)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -55,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """End-of-sequence tokens of the model; empty with ``ignore_eos``."""
     stop_token_ids: tuple[int, ...] = ()
     """Further tokens that end the sequence."""
+    beam: BeamParams | None = None
+    """Search instead of sampling; then ``logprobs`` is the number of its candidates."""
     constraint: Constraint | None = None
     """The language that the output is in; the sequence ends with the token that completes it."""
     priority: int = 0

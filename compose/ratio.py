@@ -81,8 +81,8 @@ def pressure_table(cluster: ClusterView) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), title=f"ratio {cluster.ratio.prefill}:{cluster.ratio.decode}")
     for name in ("pool", "workers", "pressure", "made of"):
         table.add_column(name, justify="left" if name in ("pool", "made of") else "right", no_wrap=True)
-    prefill = f"queue {seen.prefill_wait:.2f}; busy {seen.prefill_busy:.0%}"
-    decode = f"KV {seen.kv_use:.2f}, time between tokens {seen.itl:.2f}, wait for room {seen.admission:.2f}"
+    prefill = f"queue {seen.prefill_wait:.2f}, busy {seen.prefill_busy:.0%}"
+    decode = f"KV {seen.kv_use:.2f}, ITL {seen.itl:.2f}, wait for room {seen.admission:.2f}"
     table.add_row("prefill", str(cluster.ratio.prefill), f"{seen.prefill:.2f}", prefill)
     table.add_row("decode", str(cluster.ratio.decode), f"{seen.decode:.2f}", decode)
     if seen.missing:
@@ -91,15 +91,15 @@ def pressure_table(cluster: ClusterView) -> Table:
 
 
 def steps_table(steps: Sequence[PlannerStep]) -> Table:
-    """Return decisions of the planner as a table, a row each."""
+    """Return decisions of the planner as a table, a row each, with the smoothed pressures that they were made from."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), title="last decisions")
-    for name in ("at", "ratio", "prefill", "decode", "donor after", "decision", "reason", "outcome"):
-        table.add_column(name)
+    for name in ("at", "ratio", "P, D, donor", "decision", "reason", "outcome"):
+        table.add_column(name, no_wrap=name != "outcome")
     for step in steps:
-        action = f"{step.action} {step.local_prefill_tokens}" if step.action == "local_tokens" else step.action
-        pressures = (f"{value:.2f}" for value in (step.prefill, step.decode, step.donor_after))
+        action = f"local {step.local_prefill_tokens}" if step.action == "local_tokens" else step.action
+        pressures = " ".join(f"{value:.2f}" for value in (step.prefill, step.decode, step.donor_after))
         at = datetime.fromtimestamp(step.at_s).strftime("%H:%M:%S")
-        table.add_row(at, step.ratio, *pressures, action, step.reason, step.outcome)
+        table.add_row(at, step.ratio, pressures, action, step.reason, step.outcome)
     return table
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import Sequence as Seq
 
 from common.constraint import Constraint
 from common.errors import BatonError, InternalError, InvalidRequest, Overloaded, Unavailable, to_detail
@@ -41,9 +42,11 @@ from common.rpc import Handlers
 from common.sampling import SamplingParams
 from common.services import OFFER, SESSION
 from common.sizes import parse_size
+from decode_worker.forks import Forks
 from decode_worker.outbox import Outbox
 from decode_worker.request import ExpectedTransfers, Request
 from decode_worker.scheduler import DecodeScheduler, DecodeStep, Slot, Stage
+from decode_worker.sharing import SharingMeter
 from decode_worker.swap import SwapSpace
 from kvstore.block_table import BlockTable
 from kvstore.host.hit_counter import HitCounter
@@ -80,11 +83,13 @@ class DecodeEngine:
             ageing_s=config.priority_ageing_s,
             saves=self._swap.is_preferred,
         )
+        self._forks = Forks(self._scheduler, parts.new_table, self._adopt, self._drop)
         self._hits = HitCounter(Role.DECODE)
         self._requests: dict[RequestId, Request] = {}
         self._compiling: dict[RequestId, asyncio.Task[None]] = {}
         self._by_sequence: dict[Sequence, Request] = {}
         self._expected = ExpectedTransfers()
+        self._sharing = SharingMeter()
         self._sessions: set[Outbox] = set()
         self._draining = False
         self._over = False
@@ -102,7 +107,6 @@ class DecodeEngine:
                 "pulled_tokens",
                 "stale_offers",
                 "refused",
-                "forks",
             ),
             0,
         )
@@ -127,7 +131,7 @@ class DecodeEngine:
     async def hand_back(self) -> None:
         """Give up every sequence, so that its gateway moves it, and end the sessions."""
         for request in list(self._requests.values()):
-            self._fail(request.sequence, Unavailable("the decode worker takes another role"))
+            self._give_up(request, Unavailable("the decode worker takes another role"))
         self._over = True
         for outbox in self._sessions:
             outbox.close()
@@ -182,8 +186,13 @@ class DecodeEngine:
         return (
             self._counters
             | self._hits.counters()
+            | self._sharing.counters()
             | self._swap.counters()
-            | {"steps": self._stepper.meter.num_steps, "preemptions": self._scheduler.num_preemptions}
+            | {
+                "forks": self._forks.num_forks,
+                "steps": self._stepper.meter.num_steps,
+                "preemptions": self._scheduler.num_preemptions,
+            }
         )
 
     # ---- gateways ----
@@ -259,13 +268,18 @@ class DecodeEngine:
             return InvalidRequest(f"prompt and max_tokens must be between 1 and {limit} tokens together")
         if not 1 <= len({sample.index for sample in submit.samples}) == len(submit.samples) <= config.max_num_seqs:
             return InvalidRequest(f"there may be 1 to {config.max_num_seqs} different samples of a prompt", param="n")
+        beam = submit.sampling.beam
+        if beam is not None and not len(submit.samples) <= beam.width <= config.max_num_seqs:
+            return InvalidRequest(
+                f"there may be at most {config.max_num_seqs} beams, and n of them", param="beam_width"
+            )
         if len(self._requests) >= config.max_num_seqs + config.max_waiting:
             return Overloaded("the decode worker's queue is full", retry_after_s=RETRY_AFTER_S)
         return None
 
     def _planned(self, plan: Plan) -> None:
         request = self._requests.get(plan.request_id)
-        if request is None:
+        if request is None or request.has_forked:
             return
         request.plan = plan
         if plan.kind is PlanKind.REMOTE and plan.transfer_id is not None:
@@ -354,7 +368,7 @@ class DecodeEngine:
             sequence.scored(0, handover.prompt_logprobs)
         if sequence.num_forks:
             sequence.sample_indices = ()  # all that it was to sample has come
-        self._append(request, handover.tokens, handover.num_tokens)
+        self._take(request, sequence, handover.tokens)
 
     def _pull_ended(self, request: Request, offer: Offer, outcome: PullOutcome) -> None:
         request.pull = None
@@ -371,7 +385,8 @@ class DecodeEngine:
         self._forget_transfer(request)
         if self._scheduler.stage(request.sequence) is Stage.PULLING:
             self._scheduler.pulled(request.sequence, outcome.num_tokens)
-            self._fork_if_computed(request)
+            self._forks.fork_samples(request)
+            self._advance_beams(request)
         else:  # only the token was wanted, and it did not come
             self._scheduler.compute_here(request.sequence)
         self._wake.set()
@@ -409,7 +424,8 @@ class DecodeEngine:
         """Let the gateway of one that is to be computed again find out whether a prefill worker would be sooner."""
         sequence, request = slot.sequence, self._by_sequence[slot.sequence]
         log.info("%s: preempted", request.request_id)
-        if slot.stage is Stage.WAITING and request.sequence is sequence and not sequence.num_forks:
+        may_move = request.sequence is sequence and not sequence.num_forks and not request.has_forked
+        if slot.stage is Stage.WAITING and may_move:
             request.is_replay, request.started = True, False
             cached_tokens = sequence.table.cached_prefix(sequence.token_ids)
             request.outbox.put(Preempted(request.request_id, cached_tokens))
@@ -423,6 +439,9 @@ class DecodeEngine:
             self._swap.drop(sequence)
 
     async def _run(self, step: DecodeStep) -> None:
+        for request in {self._by_sequence[chunk.sequence] for chunk in step.chunks}:
+            if request.has_forked:
+                self._sharing.observe([sequence.table for sequence in self._sequences_of(request)])
         before = self._swap.restoring(step.restored) if step.restored else None
         try:
             results = await self._stepper.run(step.chunks, before)
@@ -444,17 +463,19 @@ class DecodeEngine:
         if result.error is not None:
             self._fail(sequence, result.error)
             return
-        self._fork_if_computed(request)
-        self._append(request, result.tokens, sequence.num_tokens)
+        self._forks.fork_samples(request)
+        self._take(request, sequence, result.tokens)
+        self._advance_beams(request)
 
-    def _fork_if_computed(self, request: Request) -> None:
-        """Let the samples go on from their prompt if that is computed; it ends with it."""
-        prompt = request.sequence
-        if prompt.num_forks and not prompt.num_remaining_tokens and prompt in self._by_sequence:
-            self._scheduler.fork(prompt, request.samples.values())
-            self._by_sequence |= dict.fromkeys(request.samples.values(), request)
-            self._counters["forks"] += len(request.samples)
-            self._drop(prompt)
+    def _advance_beams(self, request: Request) -> None:
+        answers = self._forks.advance_beams(request)
+        if answers:
+            self._counters["generation_tokens"] += sum(len(answer.output_ids) for answer in answers)
+            request.report_answers(answers)
+            self._leave(request, finished=True)
+
+    def _adopt(self, request: Request, sequences: Iterable[Sequence]) -> None:
+        self._by_sequence |= dict.fromkeys(sequences, request)
 
     def _start(self, request: Request, cached_tokens: int, *, count: bool) -> None:
         """Tell the gateway, once, that the prompt is being worked on; ``count`` its hits when they are ours."""
@@ -471,6 +492,13 @@ class DecodeEngine:
             )
         request.outbox.put(Started(request.request_id, cached_tokens))
 
+    def _take(self, request: Request, sequence: Sequence, tokens: Seq[SampledToken]) -> None:
+        """Take the next tokens after ``sequence``."""
+        if request.beams is None:
+            self._append(request, tokens, sequence.num_tokens)
+        elif tokens and tokens[0].logprobs is not None:
+            request.beams.candidates[sequence] = tokens[0].logprobs
+
     def _append(self, request: Request, tokens: Iterable[SampledToken], num_tokens: int) -> None:
         request.report_prompt()
         for token in tokens:
@@ -482,11 +510,15 @@ class DecodeEngine:
 
     def _fail(self, sequence: Sequence, error: BatonError) -> None:
         request = self._by_sequence.get(sequence)
-        if request is not None and not request.gone:
-            request.report_failure(error)
-            self._leave(request)
+        if request is not None:
+            self._give_up(request, error)
 
     # ---- going out ----
+
+    def _give_up(self, request: Request, error: BatonError) -> None:
+        if not request.gone:
+            request.report_failure(error)
+            self._leave(request)
 
     def _end_sample(self, request: Request, index: int, *, finished: bool = False) -> None:
         """One sample is over; with the last one the request is."""
@@ -523,9 +555,8 @@ class DecodeEngine:
         self._parts.model.pool.end_quarantine(request.quarantined)
 
     def _sequences_of(self, request: Request) -> list[Sequence]:
-        """Return the request's sequences that are here: the first, or the samples that have forked from it."""
-        sequences = dict.fromkeys((request.sequence, *request.samples.values()))
-        return [sequence for sequence in sequences if sequence in self._by_sequence]
+        """Return the request's sequences that are here: the first, or the samples or beams that have forked from it."""
+        return [sequence for sequence in request.sequences() if sequence in self._by_sequence]
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence, and give its blocks back when no step can write to them."""

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from common.errors import BatonError, to_detail
@@ -10,6 +11,8 @@ from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
 from common.messages import Offer, Plan, PromptLogprobs, SampledToken, SequenceOutput, Submit
 from common.sampling import FinishReason, finish_reason
+from decode_worker.beam_search import Hypothesis
+from decode_worker.beams import Beams
 from decode_worker.outbox import Outbox
 from kvstore.block_table import BlockTable
 from kvstore.sequence import Sequence
@@ -31,6 +34,8 @@ class Request:
     samples: dict[int, Sequence]
     """The samples that are not over, by their indices."""
     outbox: Outbox
+    beams: Beams | None = None
+    """If it is a beam search; then ``samples`` only say how many answers are wanted."""
     transfer_id: TransferId | None = None
     offer: Offer | None = None
     pull: asyncio.Task[None] | None = None
@@ -44,6 +49,8 @@ class Request:
     ready_at: float | None = None
     """When it lacked nothing but room to begin; monotonic seconds."""
     started: bool = False
+    has_forked: bool = False
+    """Its prompt is computed, and its samples or beams go on by themselves."""
     prompt_reported: bool = False
     """Its prompt's log probabilities were sent."""
     gone: bool = False
@@ -54,8 +61,10 @@ class Request:
     @property
     def wants_kv(self) -> bool:
         """Whether anything follows the tokens that a prefill worker samples."""
-        return not self.sequence.sample_indices or (
-            self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens
+        return (
+            self.beams is not None
+            or not self.sequence.sample_indices
+            or (self.sequence.num_output_tokens + 1 < self.sequence.sampling.max_tokens)
         )
 
     @classmethod
@@ -78,11 +87,20 @@ class Request:
             )
 
         samples = {one.index: sequence((*prompt, *one.output_ids), (one.index,)) for one in submit.samples}
-        if len(samples) == 1:
+        beam = submit.sampling.beam
+        if len(samples) == 1 and beam is None:
             (first,) = samples.values()
         else:
-            first = sequence(submit.shared_ids, submit.next_indices, len(samples))
-        return cls(submit.request_id, first, samples, outbox, cache_salt=submit.cache_salt, is_replay=submit.is_replay)
+            num_forks = len(samples) if beam is None else beam.width
+            first = sequence(submit.shared_ids, submit.next_indices, num_forks)
+        beams = None if beam is None else Beams.new(first, submit.sampling)
+        salt, is_replay = submit.cache_salt, submit.is_replay
+        return cls(submit.request_id, first, samples, outbox, beams, cache_salt=salt, is_replay=is_replay)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """Return the first sequence, and those of samples and beams; some may not be in the scheduler (any more)."""
+        beams = () if self.beams is None else self.beams.sequences
+        return dict.fromkeys((self.sequence, *self.samples.values(), *beams))
 
     def append(self, sequence: Sequence, token: SampledToken) -> FinishReason | None:
         """Give a sample its next token and report it; return why the sample ends with it, if it does."""
@@ -100,6 +118,16 @@ class Request:
             )
         )
         return finish
+
+    def report_begin(self) -> None:
+        """Report that the prompt's KV is in place, where its first token is not known yet."""
+        self.outbox.put_output(SequenceOutput(self.request_id, 0, (), sample_index=min(self.samples)))
+
+    def report_answers(self, answers: Seq[Hypothesis]) -> None:
+        """Report the best complete answers, one for each sample."""
+        for index, answer in zip(self.samples, answers, strict=True):
+            output = SequenceOutput(self.request_id, 0, answer.output_ids, answer.finish, sample_index=index)
+            self.outbox.put_output(output)
 
     def report_prompt(self) -> None:
         """Report the prompt's log probabilities, once, when they were asked for and are complete."""

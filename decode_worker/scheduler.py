@@ -12,6 +12,9 @@ kept; so one that is passed by more urgent ones goes first in the end.
 
 Samples fork from their prompt and share its blocks; who writes into a shared one first gets a copy of it.
 
+A sequence with no token left to compute is parked: it keeps its blocks while nobody needs them, and waits for its next
+token (a beam waits for the other beams).
+
 Pure: knows no clock, no model, no transfer and no host memory. What is in flight on the compute thread is the engine's
 concern: blocks of a sequence that leaves are given to ``retire``, and the engine releases them when no running step can
 write to them.
@@ -35,12 +38,12 @@ MAX_LOOKAHEAD = 8
 class Stage(enum.Enum):
     """Where a sequence is in this worker; changed by the scheduler only."""
 
-    HELD = enum.auto()  # accepted; nobody has said yet who computes the prompt
+    HELD = enum.auto()  # without blocks; nobody has said yet who computes it, or it was parked
     EXPECTING = enum.auto()  # a prefill worker computes the prompt; its offer has not come
     WAITING = enum.auto()  # needs blocks, then is computed here
     OFFERED = enum.auto()  # needs blocks, then is pulled
     PULLING = enum.auto()  # has its blocks; bytes are on their way
-    RUNNING = enum.auto()  # in every step from now on
+    RUNNING = enum.auto()  # in every step from now on, unless parked
     SAVING = enum.auto()  # preempted; its blocks are copied to host memory, then given back
     RETIRED = enum.auto()  # finished, aborted or failed; not in the scheduler any more
 
@@ -84,6 +87,11 @@ class DecodeStep:
     copies: tuple[BlockCopy, ...]
     restored: tuple[Restore, ...] = ()
     saving: Slot | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing comes of it."""
+        return not (self.chunks or self.pulls or self.saving)
 
 
 class DecodeScheduler:
@@ -194,13 +202,13 @@ class DecodeScheduler:
         sequence.num_computed_tokens += chunk.num_scheduled_tokens
         sequence.table.publish(sequence.token_ids, sequence.num_computed_tokens)
 
-    def fork(self, prompt: Sequence, samples: Iterable[Sequence]) -> None:
-        """Let ``samples``, which begin with the computed ``prompt``, go on with its blocks; ``prompt`` itself stays."""
-        slot = self._slots[prompt]
-        for sample in samples:
-            sample.table = prompt.table.fork()
-            sample.num_computed_tokens = prompt.num_computed_tokens
-            self._slots[sample] = Slot(sample, slot.arrival, Stage.RUNNING, waited_s=slot.waited_s)
+    def fork(self, parent: Sequence, children: Iterable[Sequence]) -> None:
+        """Let ``children``, which begin with the tokens of the parked ``parent``, go on from it; it stays itself."""
+        slot = self._slots[parent]
+        for child in children:
+            child.table = parent.table.fork()
+            child.num_computed_tokens = parent.num_computed_tokens
+            self._slots[child] = Slot(child, slot.arrival, slot.stage, waited_s=slot.waited_s)
 
     def saved(self, sequence: Sequence) -> None:
         """The blocks of a sequence that is preempted are in host memory: they go back to the pool."""
@@ -220,11 +228,21 @@ class DecodeScheduler:
 
     def schedule(self, now: float) -> DecodeStep:
         """Decide one step at ``now`` (monotonic seconds): grow what decodes, let in who is more urgent (preempting for
-        both if need be), chunk what prefills, admit what fits."""
+        both if need be), chunk what prefills, admit what fits.
+
+        Where only the blocks of parked sequences keep all others from going on, the parked ones give them back.
+        """
         self._now = now
         for slot in self._in(Stage.WAITING, Stage.OFFERED):
             if slot.waiting_since is None:
                 slot.waiting_since = now
+        step = self._decide()
+        while step.is_idle and self._in(Stage.WAITING, Stage.OFFERED) and (parked := self._parked()):
+            self._preempt(parked[-1])
+            step = self._decide()
+        return step
+
+    def _decide(self) -> DecodeStep:
         preempted, copies = self._grow_decoding()
         if not _saving(preempted):
             preempted += self._yield_to_urgent()
@@ -249,6 +267,9 @@ class DecodeScheduler:
 
     # ---- who goes first ----
 
+    def _parked(self) -> list[Slot]:
+        return [slot for slot in self._by_urgency(Stage.RUNNING) if slot.sequence.num_remaining_tokens == 0]
+
     def _in(self, *stages: Stage) -> list[Slot]:
         return [slot for slot in self._slots.values() if slot.stage in stages]
 
@@ -267,6 +288,8 @@ class DecodeScheduler:
         preempted: list[Slot] = []
         copies: list[BlockCopy] = []
         for slot in self._by_urgency(Stage.RUNNING):  # the least urgent pays first
+            if slot.sequence.num_remaining_tokens == 0:
+                continue
             while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
                 victim = self._by_urgency(Stage.RUNNING)[-1]
                 self._preempt(victim)
@@ -279,16 +302,18 @@ class DecodeScheduler:
 
     def _yield_to_urgent(self) -> list[Slot]:
         """Preempt those whom the most urgent waiting sequence has to displace, if it may."""
-        waiting = self._by_urgency(Stage.WAITING, Stage.OFFERED)
-        if not waiting or self._has_room(waiting[0]):
+        urgent = min(self._in(Stage.WAITING, Stage.OFFERED), key=self._urgency, default=None)
+        if urgent is None:
+            return []
+        others = [slot for slot in self._in(Stage.RUNNING) if self._may_displace(urgent, slot)]
+        if not others or self._has_room(urgent):
             return []
         victims: list[Slot] = []
-        for slot in reversed(self._by_urgency(Stage.RUNNING)):
-            if self._may_displace(waiting[0], slot):
-                victims.append(slot)
-                if self._fits(waiting[0], victims):
-                    break
-        if not self._fits(waiting[0], victims):
+        for slot in sorted(others, key=self._urgency, reverse=True):
+            victims.append(slot)
+            if self._fits(urgent, victims):
+                break
+        if not self._fits(urgent, victims):
             return []
         preempted: list[Slot] = []
         for victim in victims:
@@ -338,10 +363,11 @@ class DecodeScheduler:
             self._give_back(slot)
 
     def _give_back(self, slot: Slot) -> None:
+        is_parked = slot.sequence.num_remaining_tokens == 0
         slot.sequence.table.release()
         slot.sequence.num_computed_tokens = 0
-        slot.stage = Stage.WAITING
-        slot.waiting_since = self._now
+        slot.stage = Stage.HELD if is_parked else Stage.WAITING
+        slot.waiting_since = None if is_parked else self._now
         slot.num_bypassed = 0
 
     # ---- admission ----
@@ -352,6 +378,8 @@ class DecodeScheduler:
         restored: list[Restore] = []
         passed: list[Slot] = []
         num_running = self._num_seats_taken()
+        if num_running >= self._max_num_seqs:
+            return pulls, started, restored
         for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED):
             if not self._has_seats(slot.sequence, num_running):
                 break

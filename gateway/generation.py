@@ -30,6 +30,11 @@ class Job:
     sampling: SamplingParams
     num_samples: int = 1
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for it: its samples, or the beams that they are looked for with."""
+        return self.num_samples if self.sampling.beam is None else self.sampling.beam.width
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedPiece:
@@ -93,7 +98,7 @@ class Generation:
         self._metrics = services.metrics
         self._ticket = ticket
         self._backlog = backlog
-        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens, job.num_samples) for job in jobs]
+        self._places = [backlog.enter(len(job.prompt), job.sampling.max_tokens, job.num_sequences) for job in jobs]
         self._all_running = running
         self._timeout_s = timeout_s
         self._deadline = arrived_at + timeout_s

@@ -71,6 +71,10 @@ class Sequence:
         """Whether log probabilities of the prompt are still to be computed, for which it all has to be."""
         return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
+    def copy(self, table: BlockTable) -> "Sequence":
+        """Return a sequence of the same tokens, of which nothing is computed, in an empty ``table``."""
+        return Sequence(self.request_id, self.token_ids.copy(), self.num_prompt_tokens, self.sampling, table)
+
     def scored(self, start: int, logprobs: Iterable[TokenLogprobs]) -> None:
         """Keep the log probabilities of the prompt's tokens from ``start + 1`` on; those known already are dropped."""
         self.prompt_logprobs += list(logprobs)[len(self.prompt_logprobs) - start :]

@@ -342,7 +342,7 @@ def _handover(job: _Job, tokens: tuple[SampledToken, ...]) -> Handover:
         sequence.num_tokens,
         tokens,
         job.cached_tokens,
-        has_kv=not (ends and all(ends)),
+        has_kv=sequence.sampling.beam is not None or not (ends and all(ends)),
         prompt_logprobs=None if sequence.sampling.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
     )
 

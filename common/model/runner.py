@@ -15,7 +15,7 @@ from torch import Tensor
 from common.model.attention import PagedStep, attending
 from common.model.batch import Row, StepInput, build_step
 from common.model.cuda_recorder import CudaRecorder
-from common.model.decode_graphs import DecodeGraphs, Recorder
+from common.model.decode_graphs import BATCH_SIZES, DecodeGraphs, Recorder
 from common.model.loaded import LoadedModel
 from common.model.step_tensors import StepTensors
 from kernels.layer_kv import LayerKV
@@ -72,11 +72,11 @@ class ModelRunner:
         return self._graphs is not None
 
     @torch.inference_mode()
-    def record(self, recorder: Recorder) -> None:
+    def record(self, recorder: Recorder, batch_sizes: tuple[int, ...] = BATCH_SIZES) -> None:
         """Record decode steps, to be replayed from now on; a model that cannot be recorded goes on without."""
         max_blocks = min(-(-self._max_model_len // self._block_size), self._caches[0].num_blocks)
         try:
-            self._graphs = DecodeGraphs(self._compute, recorder, self._device, max_blocks)
+            self._graphs = DecodeGraphs(self._compute, recorder, self._device, max_blocks, batch_sizes)
         except RuntimeError as error:
             log.warning("decode steps are not recorded, and slower for it: %s", error)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx2
+import msgspec
 import numpy as np
 
 from common.errors import Unavailable
@@ -83,6 +84,7 @@ async def _stream(client: httpx2.AsyncClient, length: int, max_tokens: int = PRO
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "return_token_ids": True,
     }
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -92,9 +94,24 @@ async def _stream(client: httpx2.AsyncClient, length: int, max_tokens: int = PRO
             raise Unavailable(f"a probe was refused: {error_message(answer)}")
         probe = Probe(length, answer.headers.get("x-baton-route", "").startswith("remote"))
         async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                probe.times.append(clock() - began)
+            probe.times += [clock() - began] * num_tokens(line)
     return probe
+
+
+def num_tokens(line: str) -> int:
+    """Return how many tokens a line of a stream brings, which was asked for with ``return_token_ids``."""
+    if not line.startswith("data: {"):
+        return 0
+    event = msgspec.json.decode(line.removeprefix("data: "), type=_Event)
+    return sum(len(choice.token_ids or ()) for choice in event.choices)
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
 
 
 def fit(probes: Probes, *, kv_blocks: int) -> CostProfile:
@@ -137,6 +154,8 @@ def _fit_writing(batches: Sequence[Sequence[Probe]]) -> tuple[float, ...]:
     """Return seconds a step, a sequence and a token of context, of the times between tokens."""
     rows, seconds = [], []
     for probes in batches:
+        if any(len(probe.times) < 3 for probe in probes):
+            raise Unavailable("an answer of the measurement was cut short")
         begin, end = max(probe.times[1] for probe in probes), min(probe.times[-1] for probe in probes)
         together = [_gaps(probe, begin, end) for probe in probes]
         gaps = [gap for found in together for gap in found]

@@ -217,7 +217,6 @@ class SimWorker:
         return decision.chunks
 
     def _stepped(self, chunks: Sequence[Chunk]) -> None:
-        self.is_stepping = False
         sizes = [chunk.num_scheduled_tokens for chunk in chunks]
         self._meter.end(self._clock.now, sum(size for size in sizes if size > 1), decodes=1 in sizes)
         for chunk in chunks:
@@ -232,6 +231,7 @@ class SimWorker:
                 self._decode.computed(chunk)
                 if samples:
                     self._told.wrote(request)
+        self.is_stepping = False  # only now: what the cluster was told may have asked for the next step
         self.wake()
 
     # ---- construction ----

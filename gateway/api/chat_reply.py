@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason
 from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
@@ -153,7 +154,7 @@ class ChatReply:
             self._begun.add(index)
             choice = ChunkChoice(index, Delta("assistant", ""))
             found.append(self._chunk([choice], usage, self._head.prompts[index] if with_ids else UNSET))
-        deltas, logprobs = self._deltas(index, part), chat_logprobs(part.token_ids, part.logprobs, self._head.texts)
+        deltas, logprobs = self._deltas(index, part), self._logprobs(part.token_ids, part.logprobs)
         if not deltas and part.token_ids and (with_ids or logprobs):
             deltas = [Delta(content="")]
         token_ids = part.token_ids if with_ids else UNSET
@@ -182,6 +183,9 @@ class ChatReply:
         is_calls = finish is FinishReason.STOP and stream is not None and stream.num_calls > 0
         return ChatFinish.TOOL_CALLS if is_calls and not self._is_named else ChatFinish(finish.value)
 
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return None if self._head.num_logprobs is None else chat_logprobs(token_ids, logprobs, self._head.texts)
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """See :class:`gateway.api.reply.ReplyWriter`."""
         return self._chunk([], usage)
@@ -208,7 +212,7 @@ class ChatReply:
         return Choice(
             index,
             _message(parts),
-            chat_logprobs(answer.token_ids, answer.logprobs, self._head.texts),
+            self._logprobs(answer.token_ids, answer.logprobs),
             None if answer.finish is None else self._finish(answer.finish, stream),
             UNSET if answer.stop_reason is None else answer.stop_reason,
             answer.token_ids if with_ids else UNSET,

@@ -22,7 +22,7 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     @property
     def num_samples(self) -> int:
         """See :class:`gateway.api.fields.CommonFields`."""
-        return self.best_of or self.num_choices
+        return self.num_choices if self.use_beam_search else self.best_of or self.num_choices
 
     @property
     def num_logprobs(self) -> int | None:

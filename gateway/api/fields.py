@@ -16,8 +16,8 @@ import msgspec
 from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
+from gateway.api.beams import BeamFields, beam_params, check_beams
 from gateway.api.salt import check_salt
-from gateway.api.structured import StructuredFields
 from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
 
@@ -45,7 +45,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(StructuredFields, frozen=True, kw_only=True):
+class CommonFields(BeamFields, frozen=True, kw_only=True):
     """What chat completions and completions have in common."""
 
     model: str | None = None
@@ -154,6 +154,7 @@ def check_common(fields: CommonFields, bounds: Bounds) -> None:
     check_salt(fields.cache_salt)
     check_range("n", fields.n, 1, bounds.max_n)
     check_range("prompt_logprobs", fields.prompt_logprobs, 0, MAX_LOGPROBS)
+    check_beams(fields, fields.num_choices, bounds)
     if fields.prompt_logprobs is not None and fields.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if fields.stream_options is not None and not fields.stream:
@@ -242,7 +243,7 @@ def sampling_params(
         )
     max_tokens = room if wanted is None else max(1, wanted)
     ranks_samples = fields.num_samples > fields.num_choices
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         temperature=_given(fields.temperature, 1.0),
         top_p=_given(fields.top_p, 1.0),
@@ -264,6 +265,18 @@ def sampling_params(
         logprobs=0 if fields.num_logprobs is None and ranks_samples else fields.num_logprobs,
         prompt_logprobs=fields.num_prompt_logprobs,
     )
+    return _searching(params, fields)
+
+
+def _searching(params: SamplingParams, fields: CommonFields) -> SamplingParams:
+    """Return ``params`` as a beam search needs them, if one is asked for."""
+    beam = beam_params(fields, fields.num_choices)
+    if beam is None:
+        return params
+    if params.constraint is not None:
+        raise InvalidRequest("structured output cannot be combined with use_beam_search", param="use_beam_search")
+    num_candidates = beam.num_candidates(len({*params.eos_token_ids, *params.stop_token_ids}))
+    return msgspec.structs.replace(params, beam=beam, temperature=0.0, logprobs=num_candidates)
 
 
 def _min_tokens(fields: CommonFields, limit: int) -> int:

@@ -64,7 +64,7 @@ PromptLogprobs = list[dict[str, PromptToken] | None]
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], texts: TokenTexts
 ) -> ChatLogprobs | None:
-    """Return what a chat choice says of ``token_ids``; None when log probabilities were not asked for."""
+    """Return what a chat choice says of ``token_ids``; None when there are none."""
     if not logprobs:
         return None
     return ChatLogprobs([_chat_token(*pair, texts) for pair in zip(token_ids, logprobs, strict=True)])

@@ -33,7 +33,7 @@ class CallScanner:
         """It is no call; if :attr:`is_named` it was taken for one so far."""
         self.is_named = False
         self.raw = ""
-        """All that was read, for the case that it is no call."""
+        """What was read up to the name, for the case that it is no call."""
         self._known_names = known_names
         self._expects = _Expects.OBJECT
         self._scanner: JsonScanner | None = None
@@ -49,7 +49,8 @@ class CallScanner:
         at = start
         while at < len(text) and not (self.is_done or self.is_wrong):
             at = self._read_value(text, at) if self._scanner is not None else self._read_mark(text, at)
-        self.raw += text[start:at]
+        if not self.is_named:
+            self.raw += text[start:at]
         return at
 
     def take(self) -> list[Part]:
@@ -84,10 +85,11 @@ class CallScanner:
     def _read_value(self, text: str, at: int) -> int:
         assert self._scanner is not None
         end = self._scanner.feed(text, at)
-        self._value += text[at:end]
-        if self._key in ARGUMENTS and self._value.startswith("{"):
+        if self._key in ARGUMENTS and (self._value or text[at]).startswith("{"):
+            self._value, self._has_arguments = "{", True
             self._arguments += text[at:end]
-            self._has_arguments = True
+        else:
+            self._value += text[at:end]
         if self._scanner.is_done:
             self._scanner = None
             self._value_ended()

@@ -101,7 +101,7 @@ def read(logits: Tensor, readings: Seq[Reading]) -> list[Computed]:
     rows = [row for reading in readings for row in reading.constrained(logits.shape[-1])]
     tokens = iter(_next_tokens(_rows(logits, lasts), rows))
     return [
-        reading.computed(tuple(next(tokens) for _ in reading.samples), _scores(logits[first:], reading))
+        reading.computed(tuple(next(tokens) for _ in reading.samples), _scores(logits, first, reading))
         for first, reading in zip(firsts, readings, strict=False)
     ]
 
@@ -126,13 +126,13 @@ def _next_tokens(logits: Tensor, rows: Seq[SampleRow]) -> list[SampledToken]:
     ]
 
 
-def _scores(logits: Tensor, reading: Reading) -> tuple[TokenLogprobs, ...]:
-    """Return the log probabilities of the reading's prompt tokens by the first rows of ``logits``."""
+def _scores(logits: Tensor, first: int, reading: Reading) -> tuple[TokenLogprobs, ...]:
+    """Return the log probabilities of the reading's prompt tokens by the rows of ``logits`` from ``first`` on."""
     count = len(reading.scored_ids)
     if count == 0:
         return ()
     num_top = reading.chunk.sequence.sampling.prompt_logprobs or 0
-    return tuple(logprobs_of(logits[:count], reading.scored_ids, [num_top] * count))
+    return tuple(logprobs_of(logits[first : first + count], reading.scored_ids, [num_top] * count))
 
 
 def _sample_row(sequence: Sequence, sample_index: int) -> SampleRow:

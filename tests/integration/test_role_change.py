@@ -10,9 +10,10 @@ from redis.asyncio import Redis
 
 from common.errors import StaleEpoch, Unavailable
 from common.ids import Epoch, WorkerId
-from common.messages import PlanKind, Role, TakeRole, WorkerRecord, WorkerState
+from common.messages import PlanKind, Role, Sample, TakeRole, WorkerRecord, WorkerState
 from common.registry import members
 from common.rpc import RpcClient
+from common.sampling import BeamParams
 from common.services import SESSION, TAKE_ROLE
 from kvstore.host.config import WorkerConfig
 from kvstore.host.host import Host
@@ -137,7 +138,12 @@ async def test_running_answers_that_do_not_end_in_time_are_given_back_to_move(
         asyncio.create_task(cluster.generate(tokens, PlanKind(kind), max_tokens=400))
         for tokens, kind in zip(prompts, ["local", "remote"] * 2, strict=True)
     ]
-    await until(lambda: cluster.decode.counters()["generation_tokens"] >= 20)
+    samples = tuple(map(Sample, range(3)))
+    shared = [
+        asyncio.create_task(cluster.generate_all(prompts[0], PlanKind.LOCAL, samples, max_tokens=400, **more))
+        for more in ({"temperature": 1.0}, {"beam": BeamParams(4, early_stopping="never"), "logprobs": 8})
+    ]
+    await until(lambda: min(cluster.decode.counters()[name] / 20 for name in ("generation_tokens", "forks")) >= 1)
     await order(cluster.decode, Role.PREFILL, drain_s=0.0)
     answers: list[Answer] = await asyncio.gather(*tasks)
     for tokens, answer in zip(prompts, answers, strict=True):
@@ -145,6 +151,27 @@ async def test_running_answers_that_do_not_end_in_time_are_given_back_to_move(
         num_written = len(answer.token_ids)
         assert num_written
         assert answer.token_ids == await greedy(reference, tokens, num_written)
+    for found in await asyncio.gather(*shared):
+        assert {answer.error for answer in found.values()} == {Unavailable.type}
+    await changed(redis, cluster.decode, Role.PREFILL)
+    await cluster.wait_idle()
+
+
+async def test_samples_that_have_forked_from_their_prompt_are_given_back_too(
+    cluster: Split, redis: Redis, reference: Reference
+) -> None:
+    tokens = prompt(40)
+    samples = tuple(Sample(index) for index in range(3))
+    task = asyncio.create_task(cluster.generate_all(tokens, PlanKind.LOCAL, samples, max_tokens=400))
+    await until(lambda: cluster.decode.counters()["generation_tokens"] >= 12)
+    await order(cluster.decode, Role.PREFILL, drain_s=0.0)
+    answers = list((await task).values())
+    longest = max(len(answer.token_ids) for answer in answers)
+    expected = await greedy(reference, tokens, longest)
+    for answer in answers:
+        assert answer.error == Unavailable.type
+        assert answer.token_ids
+        assert answer.token_ids == expected[: len(answer.token_ids)]
     await changed(redis, cluster.decode, Role.PREFILL)
     await cluster.wait_idle()
 

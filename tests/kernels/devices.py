@@ -12,11 +12,11 @@ from triton import knobs
 from kernels.layer_kv import LayerKV
 from tests.kernels.cases import Case
 
-_interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="TRITON_INTERPRET is not set")
+interpreted = pytest.mark.skipif(not knobs.runtime.interpret, reason="TRITON_INTERPRET is not set")
 _available = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICES = [
-    pytest.param("cpu", marks=_interpreted),
+    pytest.param("cpu", marks=interpreted),
     pytest.param("cuda", marks=[pytest.mark.gpu, _available]),
 ]
 on_each_device = pytest.mark.parametrize("device", DEVICES)

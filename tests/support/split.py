@@ -52,6 +52,8 @@ class Answer:
     error: str | None = None
     accepted_cached: int = 0
     started_cached: int | None = None
+    num_outputs: int = 0
+    """Messages that brought a token, or nothing but the news that a beam search has begun."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
@@ -112,7 +114,7 @@ class Split:
     ) -> dict[int, Answer]:
         """Serve one request; return its answers by the index of the sample.
 
-        After ``leave_after`` output tokens of one, if given, the samples ``leaves`` are aborted, or all if it is empty;
+        After ``leave_after`` outputs of one, if given, the samples ``leaves`` are aborted, or all if it is empty;
         a remote plan is sent ``plan_delay_s`` after the prompt was queued.
         """
         request_id = new_request_id()
@@ -191,6 +193,7 @@ class Split:
                 case SequenceOutput(error=None):
                     answer = answers[message.sample_index]
                     assert message.output_index == num_before[message.sample_index] + len(answer.token_ids)
+                    answer.num_outputs += 1
                     answer.token_ids += message.token_ids
                     answer.logprobs += message.logprobs
                     answer.finish = message.finish
@@ -216,7 +219,7 @@ def _so_far(submit: Submit, answers: dict[int, Answer]) -> Submit:
 
 
 def _longest(answers: dict[int, Answer]) -> int:
-    return max(len(answer.token_ids) for answer in answers.values())
+    return max(answer.num_outputs for answer in answers.values())
 
 
 def _num_in_use(pool: BlockPool) -> int:

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from common.logprobs import TokenLogprobs
+from common.sampling import BeamParams
 from tests.support.gateway_bench import ANSWER, Bench
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +104,23 @@ async def test_best_of_returns_the_likeliest_and_counts_all(bench: Bench) -> Non
     assert texts_of(reply["choices"]) == [FOUR[2], FOUR[0]]
     assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
     assert reply["usage"]["completion_tokens"] == sum(len(bench.tokens(answer)) for answer in FOUR)
+
+
+async def test_a_beam_search_reaches_the_workers_as_it_was_asked_for(bench: Bench) -> None:
+    decode = await bench.decode(FOUR)
+    await bench.gateway()
+    search = {"use_beam_search": True, "beam_width": 4, "length_penalty": 0.5, "early_stopping": "never"}
+    for path, body in ENDPOINTS.items():
+        reply = (await bench.client.post(path, json=body | search | {"n": 2, "temperature": 0})).json()
+        assert texts_of(reply["choices"]) == FOUR[:2]
+        assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
+        assert "".join(map(part_text, streamed(await bench.stream(path, **body, **search))[0])) == FOUR[0]
+    assert {submit.sampling.beam for submit in decode.submits} == {BeamParams(4, 0.5, "never")}
+    assert {submit.sampling.logprobs for submit in decode.submits} == {8}
+    await bench.complete(use_beam_search=True, best_of=3, n=2)
+    await bench.complete(use_beam_search=True, n=2, stop_token_ids=[5, 6])
+    assert [submit.sampling.beam for submit in decode.submits[-2:]] == [BeamParams(3), BeamParams(2)]
+    assert decode.submits[-1].sampling.logprobs == 8
 
 
 # ---- log probabilities ----

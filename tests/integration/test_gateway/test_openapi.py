@@ -31,6 +31,7 @@ LEAVE_S = 120
 
 def test_every_route_is_described_and_every_description_is_a_route() -> None:
     paths = {route.path.replace("{model:path}", "{model}"): route.methods or set() for route in ROUTES}
+    paths = {path: methods for path, methods in paths.items() if "dashboard" not in path}  # a page and its own stream
     assert set(paths) == {operation.path for operation in OPERATIONS}
     for operation in OPERATIONS:
         assert operation.method.upper() in paths[operation.path]

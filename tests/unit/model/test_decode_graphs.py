@@ -1,6 +1,5 @@
 """Decode steps by recording: which ones, padded to which batch size, with which spare rows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,33 +10,11 @@ from torch import Tensor
 from common.model.batch import Row, StepInput, build_step
 from common.model.decode_graphs import BATCH_SIZES, DecodeGraphs
 from common.model.step_tensors import StepTensors
+from tests.support.fake_recorder import FakeRecorder
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 MAX_BLOCKS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class FakeRecording:
-    """Runs the pass again, into the same result, as a graph does."""
-
-    run: Callable[[], Tensor]
-    result: Tensor
-
-    def replay(self) -> Tensor:
-        return self.result.copy_(self.run())
-
-
-@dataclass(slots=True)
-class FakeRecorder:
-    """Records by keeping the function."""
-
-    sizes: list[int] = field(default_factory=list)
-
-    def record(self, run: Callable[[], Tensor]) -> FakeRecording:
-        result = run().clone()
-        self.sizes.append(len(result))
-        return FakeRecording(run, result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from common.model.load import load_model
 from common.model.runner import ModelRunner
 from kvstore.layout import KvLayout
 from kvstore.storage import KvStorage
-from tests.kernels.devices import on_each_device
+from tests.kernels.devices import interpreted, on_each_device
+from tests.support.fake_recorder import FakeRecorder
 from tests.support.packed_run import run_packed
 from tests.support.reference import Reference
 from tests.support.tiny_models import VOCAB_SIZE, build
@@ -33,6 +34,23 @@ def test_greedy_tokens_equal_generate(family: str, device: str, tmp_path: Path):
     storage = KvStorage(KvLayout(spec.layers, BLOCK_SIZE, spec.dtype), num_blocks=12, device=spec.device)
     runner = ModelRunner(loaded, storage.layer_views(), BLOCK_SIZE, "triton")
     assert run_packed(runner, prompts, storage.num_blocks, BLOCK_SIZE, NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("kernels", ["eager", pytest.param("triton", marks=interpreted)])
+def test_steps_with_spare_rows_give_the_same_tokens(kernels: str, tmp_path: Path):
+    build("gemma2", tmp_path)
+    prompts = [[5, 6, 7], [8] * 17, [9, 10]]
+    reference = Reference(tmp_path)
+    expected = [reference.greedy(prompt, NUM_TOKENS) for prompt in prompts]
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu", max_model_len=64)
+    spec = loaded.spec
+    storage = KvStorage(KvLayout(spec.layers, BLOCK_SIZE, spec.dtype), num_blocks=12, device=spec.device)
+    runner = ModelRunner(loaded, storage.layer_views(), BLOCK_SIZE, kernels)
+    recorder = FakeRecorder()
+    runner.record(recorder, batch_sizes=(1, 4))
+    assert not any(any(storage.read([block])) for block in range(12))  # recording wrote nothing
+    assert run_packed(runner, prompts, storage.num_blocks, BLOCK_SIZE, NUM_TOKENS) == expected
+    assert recorder.num_replays == NUM_TOKENS - 1
 
 
 @pytest.mark.gpu

@@ -55,6 +55,14 @@ def test_one_local_request_is_read_where_it_is_answered() -> None:
     assert request.gaps() == pytest.approx([0.032, 0.032])
 
 
+def test_prompts_of_one_step_are_read_once_although_the_first_ends_its_answer_there() -> None:
+    run = simulate([Arrival(0.0, 100, 1), Arrival(0.0, 100, 1), Arrival(0.0, 100, 1)])
+    assert [len(request.token_times) for request in run.requests] == [1, 1, 1]
+    first, second, third = (request.ttft_s for request in run.requests)
+    assert first == pytest.approx(0.05 + 0.02 + 100 * 0.001)  # alone: the others were not queued yet
+    assert second == third == pytest.approx(first + 0.02 + 200 * 0.001)
+
+
 def test_a_prompt_that_is_cached_is_not_read_twice() -> None:
     shared = (1, 2)
     run = simulate([Arrival(0.0, 1024, 2, shared), Arrival(5.0, 1024, 2, shared)])
