@@ -19,6 +19,8 @@ STOP_MARGIN_S = 5.0
 _SECRETS = frozenset({"redis", "cluster_token", "admin_key"})
 _ROLE_SUFFIX = ".role"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_WAITING = {"OMP_WAIT_POLICY": "passive"}
+"""torch's threads sleep at a barrier instead of spinning on a core that another worker could use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def plan_cluster(config: UpConfig, site: Site, environ: Mapping[str, str]) -> Pl
     env = base_env(environ)
     secrets = {variable("redis"): site.redis_url, variable("cluster_token"): site.cluster_token}
     threads = config.threads or max(1, cores() // (config.prefill + config.decode))
-    worker_env = env | secrets | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    worker_env = _WAITING | env | secrets | dict.fromkeys(_THREAD_VARIABLES, str(threads))
     roles = [(Role.PREFILL, index) for index in range(config.prefill)]
     roles += [(Role.DECODE, index) for index in range(config.decode)]
     return Plan(

@@ -91,15 +91,15 @@ def pressure_table(cluster: ClusterView) -> Table:
 
 
 def steps_table(steps: Sequence[PlannerStep]) -> Table:
-    """Return decisions of the planner as a table, a row each."""
+    """Return decisions of the planner as a table, a row each, with the smoothed pressures that they were made from."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), title="last decisions")
-    for name in ("at", "ratio", "prefill", "decode", "donor after", "decision", "reason", "outcome"):
-        table.add_column(name)
+    for name in ("at", "ratio", "P, D, donor", "decision", "reason", "outcome"):
+        table.add_column(name, no_wrap=name != "outcome")
     for step in steps:
-        action = f"{step.action} {step.local_prefill_tokens}" if step.action == "local_tokens" else step.action
-        pressures = (f"{value:.2f}" for value in (step.prefill, step.decode, step.donor_after))
+        action = f"local {step.local_prefill_tokens}" if step.action == "local_tokens" else step.action
+        pressures = " ".join(f"{value:.2f}" for value in (step.prefill, step.decode, step.donor_after))
         at = datetime.fromtimestamp(step.at_s).strftime("%H:%M:%S")
-        table.add_row(at, step.ratio, *pressures, action, step.reason, step.outcome)
+        table.add_row(at, step.ratio, pressures, action, step.reason, step.outcome)
     return table
 
 

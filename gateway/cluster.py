@@ -5,6 +5,7 @@ gone, has begun a new life, or makes no progress is reported to whoever waits fo
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """The registry is read this often."""
+
+LOOK_AGAIN_S = 0.5
+"""Who waits for a worker looks this often, whatever changes: a worker also becomes fit by time alone."""
 
 Life = tuple[WorkerId, Epoch]
 """One life of one worker."""
@@ -122,6 +126,14 @@ class Cluster:
         if not ready:
             raise Unavailable("no decode worker is ready", retry_after_s=1.0)
         return min(worker.record.max_model_len for worker in ready)
+
+    async def wait_max_model_len(self, wait_s: float) -> int:
+        """Return the same, waiting up to ``wait_s`` for a decode worker; raises Unavailable without one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not self.usable(Role.DECODE):
+                    await self.wait_changed(LOOK_AGAIN_S)
+        return self.max_model_len()
 
     def session(self, worker: WorkerView) -> DecodeSession:
         """Return the session with a decode worker; raises Unavailable when this life of it is gone."""

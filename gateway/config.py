@@ -105,6 +105,9 @@ class GatewayConfig(Bounds):
     max_migrations: int = 3
     """Times that one answer may move to another decode worker."""
 
+    worker_wait_s: float = 5.0
+    """Seconds that a request waits for a decode worker when none is ready, before it is refused."""
+
     reroute_wait_s: float = 60.0
     """Seconds that an answer which lost its decode worker waits for another one to appear."""
 
@@ -138,6 +141,7 @@ class GatewayConfig(Bounds):
             "local_prefill_tokens",
             "max_migrations",
             "ttft_target",
+            "worker_wait_s",
             "reroute_wait_s",
             "drain_seconds",
             "max_prefill_wait_s",

@@ -27,7 +27,7 @@ from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
 from common.sampling import SamplingParams
 from gateway.attempt import Attempt, Stage
 from gateway.cache_ledger import CacheLedger
-from gateway.cluster import Cluster
+from gateway.cluster import LOOK_AGAIN_S, Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
 from gateway.prefix_ledger import PrefixLedger
@@ -41,9 +41,6 @@ PATIENCE_S = 5.0
 PATIENCE_FACTOR = 4.0
 """A prefill worker must begin within PATIENCE_S plus this many times the estimated wait; else the decode worker does it
 all. That also covers what a flush of Redis has lost."""
-
-RETRY_WORKERS_S = 0.5
-"""An answer that lost its decode worker asks the others again this often."""
 
 MOVABLE = (Unavailable, TransferError, Overloaded)
 """Errors of one decode worker that another one need not have."""
@@ -61,6 +58,7 @@ class FlowServices:
     metrics: Metrics
     accept_timeout_s: float
     max_migrations: int
+    worker_wait_s: float
     reroute_wait_s: float
 
 
@@ -118,7 +116,7 @@ class Flow:
         self._num_migrations = 0
         self._refusals: list[BatonError] = []
         self._tried: set[WorkerId] = set()
-        self._reroute_until = 0.0
+        self._wait_until = arrived_at + services.worker_wait_s
         self._begun_at: float | None = None
         self._has_token = False
 
@@ -188,10 +186,15 @@ class Flow:
             )
             if worker is not None:
                 return worker
-            if asyncio.get_running_loop().time() >= self._reroute_until:
+            if asyncio.get_running_loop().time() >= self._wait_until or self._is_turned_away:
                 raise self._nobody()
-            await self._cluster.wait_changed(RETRY_WORKERS_S)
+            await self._cluster.wait_changed(LOOK_AGAIN_S)
             self._tried.clear()
+
+    @property
+    def _is_turned_away(self) -> bool:
+        """Whether workers are there, and one said no for another reason than its state: waiting would not change it."""
+        return self._num_migrations == 0 and any(not isinstance(error, Unavailable) for error in self._refusals)
 
     def _nobody(self) -> BatonError:
         """Return the error when no decode worker took the sequence: what most of them said, load first."""
@@ -252,7 +255,7 @@ class Flow:
         self._services.metrics.migrations.inc()
         self._refusals = [Unavailable(error.message)]
         self._tried = {attempt.worker.worker_id}
-        self._reroute_until = asyncio.get_running_loop().time() + self._services.reroute_wait_s
+        self._wait_until = asyncio.get_running_loop().time() + self._services.reroute_wait_s
 
     # ---- one attempt ----
 

@@ -181,6 +181,7 @@ def _make_parts(config: GatewayConfig, redis: Redis, tokenizer: Tokenizer) -> Pa
         metrics=metrics,
         accept_timeout_s=config.accept_timeout_s,
         max_migrations=config.max_migrations,
+        worker_wait_s=config.worker_wait_s,
         reroute_wait_s=config.reroute_wait_s,
     )
     planner = PlannerRunner(config, cluster, redis, changer, PlannerMetrics(metrics.registry))

@@ -52,28 +52,28 @@ class EagerKernels:
 
 
 def choose_kernels(device: torch.device, name: str = "auto") -> Kernels:
-    """Return the version called ``name`` (``auto``, ``eager``, ``cpu`` or ``triton``) for ``device``.
+    """Return the version called ``name`` (``auto``, ``eager``, ``cpu``, ``numba`` or ``triton``) for ``device``.
 
-    auto takes the fastest. triton runs on a CPU only in its interpreter, for tests. Raises ValueError when there is no
-    such version or it cannot run on the device.
+    auto takes the fastest; numba is cpu without the compiled library. triton runs on a CPU only in its interpreter, for
+    tests. Raises ValueError when there is no such version or it cannot run on the device.
     """
     if name == "auto":
         name = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "eager")
     if name == "eager":
         return EagerKernels()
-    if name == "cpu":
-        return _cpu_kernels(device)
+    if name in ("cpu", "numba"):
+        return _cpu_kernels(device, name)
     if name == "triton":
         return _triton_kernels(device)
-    raise ValueError(f"there are no kernels called {name!r}; choose auto, eager, cpu or triton")
+    raise ValueError(f"there are no kernels called {name!r}; choose auto, eager, cpu, numba or triton")
 
 
-def _cpu_kernels(device: torch.device) -> Kernels:
+def _cpu_kernels(device: torch.device, name: str) -> Kernels:
     if device.type != "cpu":
-        raise ValueError(f"the cpu kernels cannot run on {device.type}")
+        raise ValueError(f"the {name} kernels cannot run on {device.type}")
     from kernels.cpu.kernels import CpuKernels  # loads the compiler, which takes half a second
 
-    return CpuKernels(new_native(torch.get_num_threads()))
+    return CpuKernels(new_native(torch.get_num_threads()) if name == "cpu" else None)
 
 
 def _triton_kernels(device: torch.device) -> Kernels:

@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response:
         use = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls, parts.config)
         forms.check(use)
         prompt = chat.chat_prompt(fields.messages, use, fields.chat_template_kwargs, parts.config)
-        limit = parts.services.cluster.max_model_len()
+        limit = await parts.services.cluster.wait_max_model_len(parts.config.worker_wait_s)
         token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
         constraint = await _constraint(parts, fields, call_structure(use))
         generation = _generation(
@@ -71,7 +71,7 @@ async def text_completions(request: Request) -> Response:
         check_model(parts.config, fields.model)
         given = completions.prompts(fields, parts.tokenizer.vocab_size, parts.config)
         ticket.extend(len(given) * fields.num_samples - 1)
-        limit = parts.services.cluster.max_model_len()
+        limit = await parts.services.cluster.wait_max_model_len(parts.config.worker_wait_s)
         prompts = [await _tokens(parts, prompt, limit) for prompt in given]
         constraint = await _constraint(parts, fields)
         generation = _generation(request, fields, prompts, limit, ticket, arrived_at, constraint, continues=True)

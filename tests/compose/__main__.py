@@ -144,7 +144,9 @@ class Run:
         pages = [self._project.engine("exec", worker, "python", "-c", ask) for worker in workers]
         _check(all("baton_worker_prefix_cache_queries_total" in page for page in pages), "a worker shows no metrics")
         _check(queries > 0, "no prompt was looked up")
-        return json.dumps(stats["all"] if "all" in stats else stats)[:300]
+        _check(stats["hit_tokens"] > 0, "the same prompt four times, and no hit")
+        sources = ", ".join(f"{name} {tokens}" for name, tokens in stats["by_source"].items())
+        return f"{stats['hit_tokens']} of {stats['queries_tokens']} prompt tokens, {stats['hit_rate']:.1%}: {sources}"
 
     def prometheus(self) -> str:
         if not self._project.has_image(_image_of("prometheus")):

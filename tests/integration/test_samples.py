@@ -202,7 +202,7 @@ async def test_prompt_log_probabilities_are_those_of_a_plain_reference(
     for length in (1, 2, 16, 33, 150, 150):
         token_ids = prompt(length, seed=2)
         answer = await cluster.generate(token_ids, kind, prompt_logprobs=2)
-        assert answer.token_ids == reference.greedy(token_ids, 8)
+        assert answer.token_ids == await reference.greedy_aside(token_ids, 8)
         assert answer.logprobs == []
         assert answer.started_cached == 0
         assert answer.prompt_logprobs is not None
@@ -220,7 +220,7 @@ async def test_prompt_log_probabilities_survive_preemption(model: Path, redis_ur
         )
         assert cluster.decode.counters()["preemptions"] > 0
     for token_ids, answer in zip(prompts, answers, strict=True):
-        assert answer.token_ids == reference.greedy(token_ids, 60)
+        assert answer.token_ids == await reference.greedy_aside(token_ids, 60)
         assert answer.prompt_logprobs is not None
         rows = reference.logprobs(token_ids)
         expected = [float(row[token_id]) for row, token_id in zip(rows[:-1], token_ids[1:], strict=True)]

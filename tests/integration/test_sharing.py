@@ -40,25 +40,25 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(f"{length}/{seed}").choices(range(3, 200), k=length)
 
 
-def check(answer: Answer, reference: Reference, tokens: list[int], num_tokens: int = 8) -> None:
+async def check(answer: Answer, reference: Reference, tokens: list[int], num_tokens: int = 8) -> None:
     assert answer.error is None
-    assert answer.token_ids == reference.greedy(tokens, num_tokens)
+    assert answer.token_ids == await reference.greedy_aside(tokens, num_tokens)
 
 
 async def test_tokens_are_equal_in_miss_partial_hit_full_hit_and_peer_hit(workers: Fleet, reference: Reference):
     first, second = workers.pair(0, 0), workers.pair(1, 1)
     tokens = prompt(100)
     longer = tokens + prompt(41, seed=1)
-    check(await first.generate(tokens), reference, tokens)  # miss
+    await check(await first.generate(tokens), reference, tokens)  # miss
     full = await first.generate(tokens)
-    check(full, reference, tokens)
+    await check(full, reference, tokens)
     assert full.started_cached == 96
     partial = await first.generate(longer)
-    check(partial, reference, longer)
+    await check(partial, reference, longer)
     assert partial.started_cached == 96
     before = second.prefill.counters()["prompt_tokens_computed"]
     peer = await second.generate(longer, peer=held_by(first.prefill, Role.PREFILL, 128))
-    check(peer, reference, longer)
+    await check(peer, reference, longer)
     assert peer.started_cached == 128
     counters = second.prefill.counters()
     assert counters["prompt_tokens_computed"] - before == 141 - 128
@@ -69,10 +69,10 @@ async def test_tokens_are_equal_in_miss_partial_hit_full_hit_and_peer_hit(worker
 async def test_a_decode_worker_pulls_for_a_local_plan(workers: Fleet, reference: Reference):
     pair = workers.pair(0, 0)
     tokens = prompt(100)
-    check(await pair.generate(tokens), reference, tokens)
+    await check(await pair.generate(tokens), reference, tokens)
     other = workers.pair(0, 1)
     answer = await other.generate(tokens, PlanKind.LOCAL, peer=held_by(pair.prefill, Role.PREFILL, 96))
-    check(answer, reference, tokens)
+    await check(answer, reference, tokens)
     assert answer.started_cached == 96
     assert other.decode.counters()["prefix_cache_hits_peer"] == 96
     assert other.decode.counters()["prompt_tokens_computed"] == 4
@@ -83,7 +83,7 @@ async def test_generated_tokens_of_a_decode_worker_count_too(workers: Fleet, ref
     first = await workers.pair(0, 0).generate(tokens, PlanKind.LOCAL, max_tokens=60)
     turn = tokens + first.token_ids + prompt(9, seed=2)  # 99 of the 100 tokens before have their KV there
     answer = await workers.pair(1, 1).generate(turn, peer=held_by(workers.decodes[0], Role.DECODE, 96))
-    check(answer, reference, turn)
+    await check(answer, reference, turn)
     assert answer.started_cached == 96
     assert workers.prefills[1].counters()["prefix_cache_hits_decode"] == 96
 
@@ -95,7 +95,7 @@ async def test_sixteen_at_once_fetch_a_prefix_once(workers: Fleet, reference: Re
     hint = held_by(first.prefill, Role.PREFILL, 96)
     answers = await asyncio.gather(*(second.generate(tokens, peer=hint) for _ in range(16)))
     for answer in answers:
-        check(answer, reference, tokens)
+        await check(answer, reference, tokens)
     assert second.prefill.parts is not None
     assert second.prefill.parts.fetcher.num_fetched_tokens == 96
     assert second.prefill.counters()["prompt_tokens_computed"] == 16 * 4
@@ -109,7 +109,7 @@ async def test_a_wrong_hint_costs_a_recomputation_and_nothing_else(workers: Flee
     changes = {"address": "127.0.0.1:1", "epoch": 1, "num_tokens": 10**6}
     hint = msgspec.structs.replace(hint, **{wrong: changes[wrong]})
     answer = await second.generate(tokens, peer=hint)
-    check(answer, reference, tokens)
+    await check(answer, reference, tokens)
     assert answer.started_cached == 0
 
 
@@ -118,7 +118,7 @@ async def test_what_another_salt_holds_is_not_lent(workers: Fleet, reference: Re
     tokens = prompt(100)
     await first.generate(tokens, salt="a")
     answer = await second.generate(tokens, salt="b", peer=held_by(first.prefill, Role.PREFILL, 96))
-    check(answer, reference, tokens)
+    await check(answer, reference, tokens)
     assert answer.started_cached == 0
 
 
@@ -135,7 +135,7 @@ async def test_a_chat_of_eight_turns_computes_each_token_once_whoever_serves(
             kind = PlanKind.LOCAL if turn % 3 == 2 else PlanKind.REMOTE
             holder = (turn // 2) % 2
             answer = await workers.pair(turn % 2, holder).generate(history, kind, peer=hint)
-            check(answer, reference, history)
+            await check(answer, reference, history)
             if turn < 7:
                 history = history + answer.token_ids + prompt(40, seed=100 + turn)
                 num_new += len(answer.token_ids) + 40

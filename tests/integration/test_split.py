@@ -53,7 +53,7 @@ async def test_tokens_equal_generate_at_every_edge_cold_and_warm(cluster: Split,
     for length in LENGTHS:
         for kind in KINDS:
             tokens = prompt(length, seed=KINDS.index(kind))
-            expected = reference.greedy(tokens, 8)
+            expected = await reference.greedy_aside(tokens, 8)
             cold = await cluster.generate(tokens, kind)
             check(cold, expected)
             assert cold.started_cached == 0
@@ -67,14 +67,14 @@ async def test_sixteen_at_once_equal_each_alone(cluster: Split, reference: Refer
     kinds = [KINDS[index % 2] for index in range(16)]
     answers = await asyncio.gather(*map(cluster.generate, prompts, kinds))
     for tokens, answer in zip(prompts, answers, strict=True):
-        check(answer, reference.greedy(tokens, 8))
+        check(answer, await reference.greedy_aside(tokens, 8))
 
 
 async def test_identical_prompts_in_one_tick_with_a_cold_cache(cluster: Split, reference: Reference):
     tokens = prompt(70, seed=3)
     answers = await asyncio.gather(*(cluster.generate(tokens) for _ in range(16)))
     for answer in answers:
-        check(answer, reference.greedy(tokens, 8))
+        check(answer, await reference.greedy_aside(tokens, 8))
     assert cluster.prefill.counters()["prompt_tokens_computed"] == 70 + 15 * (70 - 64)
 
 
@@ -91,7 +91,7 @@ async def test_seeded_sampling_is_the_same_alone_batched_remote_and_local(cluste
 
 async def test_one_token_moves_no_blocks(cluster: Split, reference: Reference):
     tokens = prompt(40, seed=5)
-    check(await cluster.generate(tokens, max_tokens=1), reference.greedy(tokens, 1))
+    check(await cluster.generate(tokens, max_tokens=1), await reference.greedy_aside(tokens, 1))
     assert cluster.decode.counters()["pulled_tokens"] == 0
     assert cluster.decode.counters()["pulls_failed"] == 0
 
@@ -99,7 +99,7 @@ async def test_one_token_moves_no_blocks(cluster: Split, reference: Reference):
 @pytest.mark.parametrize("kind", KINDS)
 async def test_end_of_sequence_as_the_first_token(cluster: Split, reference: Reference, kind: PlanKind):
     tokens = prompt(50, seed=6)
-    (first,) = reference.greedy(tokens, 1)
+    (first,) = await reference.greedy_aside(tokens, 1)
     answer = await cluster.generate(tokens, kind, eos_token_ids=(first,))
     assert answer.token_ids == [first]
     assert answer.finish is FinishReason.STOP
@@ -108,7 +108,7 @@ async def test_end_of_sequence_as_the_first_token(cluster: Split, reference: Ref
 
 async def test_a_sequence_that_moved_here_goes_on_with_the_same_tokens(cluster: Split, reference: Reference):
     tokens = prompt(45, seed=7)
-    expected = reference.greedy(tokens, 12)
+    expected = await reference.greedy_aside(tokens, 12)
     for kind in KINDS:
         rest = await cluster.generate(tokens + expected[:5], kind, num_prompt_tokens=45, max_tokens=12)
         assert rest.token_ids == expected[5:]
@@ -119,7 +119,7 @@ async def test_a_prompt_over_the_limit_is_refused_and_the_next_request_works(clu
     limit = cluster.decode.parts.model.spec.max_model_len
     refused = await cluster.generate(prompt(20), max_tokens=limit)
     assert refused.error == "invalid_request_error"
-    check(await cluster.generate(prompt(20)), reference.greedy(prompt(20), 8))
+    check(await cluster.generate(prompt(20)), await reference.greedy_aside(prompt(20), 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +134,7 @@ async def test_a_client_that_leaves_frees_its_blocks_and_disturbs_nobody(
         asyncio.gather(*(cluster.generate(tokens, kind, leave_after=leave_after, max_tokens=100) for tokens in leaves)),
     )
     for tokens, answer in zip(stays, answers, strict=True):
-        check(answer, reference.greedy(tokens, 8))
+        check(answer, await reference.greedy_aside(tokens, 8))
     await cluster.wait_idle()
 
 
@@ -154,7 +154,7 @@ async def test_a_pool_too_small_for_all_preempts_and_every_answer_is_right(
     async with split(str(model), redis_url, kv_blocks=12) as cluster:
         answers = await asyncio.gather(*(cluster.generate(tokens, kind, max_tokens=60) for tokens in prompts))
         for tokens, answer in zip(prompts, answers, strict=True):
-            check(answer, reference.greedy(tokens, 60))
+            check(answer, await reference.greedy_aside(tokens, 60))
         counters = cluster.decode.counters()
         assert counters["preemptions"] > 0
         # What a preempted sequence computes again, or finds of its own, is neither a query nor a hit.
@@ -164,6 +164,6 @@ async def test_a_pool_too_small_for_all_preempts_and_every_answer_is_right(
 
 async def test_an_offer_that_overtakes_its_plan_waits_for_it(cluster: Split, reference: Reference):
     tokens = prompt(70, seed=12)
-    check(await cluster.generate(tokens, plan_delay_s=0.3), reference.greedy(tokens, 8))
+    check(await cluster.generate(tokens, plan_delay_s=0.3), await reference.greedy_aside(tokens, 8))
     assert cluster.prefill.counters()["offers_refused"] == 0
     assert cluster.decode.counters()["pulled_tokens"] == 70

@@ -71,7 +71,7 @@ async def test_a_prompt_is_handed_over_under_tls(tmp_path: Path, redis_url: str)
     tokens = list(range(3, 100))
     async with split(str(tmp_path / "model"), redis_url, tls_cert=certificate, tls_key=key, tls_ca=root) as cluster:
         answer = await cluster.generate(tokens)
-        assert answer.token_ids == Reference(tmp_path / "model").greedy(tokens, 8)
+        assert answer.token_ids == await Reference(tmp_path / "model").greedy_aside(tokens, 8)
         assert cluster.decode.counters()["pulled_tokens"] > 0
 
 

@@ -81,6 +81,7 @@ class Bench:
                 "redis": self.redis_url,
                 "cluster_token": TOKEN,
                 "drain_seconds": 5.0,
+                "worker_wait_s": 0.0,
             }
             | options,
         )

@@ -29,6 +29,10 @@ class Reference:
             known = self._answers[tuple(token_ids)] = self._generate(token_ids, num_tokens)
         return known[:num_tokens]
 
+    async def greedy_aside(self, token_ids: list[int], num_tokens: int) -> list[int]:
+        """Return the same, computed on a thread, so that what runs on the event loop goes on."""
+        return await asyncio.to_thread(self.greedy, token_ids, num_tokens)
+
     async def beam_search(
         self, token_ids: list[int], beam: BeamParams, max_tokens: int, ends: tuple[int, ...]
     ) -> list[list[int]]:

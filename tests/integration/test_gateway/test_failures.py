@@ -60,6 +60,15 @@ async def test_a_worker_that_does_not_answer_is_passed_over(bench: Bench) -> Non
     assert (await bench.complete()).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_waits_for_a_decode_worker_that_is_about_to_come(bench: Bench, stream: bool) -> None:
+    await bench.gateway(is_ready=False, worker_wait_s=20.0)
+    task = asyncio.create_task(bench.complete(stream=stream))
+    await bench.wait_until(lambda: bench.metric("baton_requests_in_flight"))
+    await bench.decode()
+    assert (await task).status_code == 200
+
+
 async def test_without_a_decode_worker_it_is_503(bench: Bench) -> None:
     client = await bench.gateway(is_ready=False)
     response = await bench.complete()

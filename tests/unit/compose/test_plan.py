@@ -34,6 +34,7 @@ def test_workers_get_the_options_of_the_pool() -> None:
         assert (given["--dtype"], given["--device"], given["--block-size"]) == ("bfloat16", "cpu", "32")
         assert (given["--kv-blocks"], given["--max-model-len"], given["--threads"]) == ("9", "512", "3")
         assert spec.env["OMP_NUM_THREADS"] == "3"
+        assert spec.env["OMP_WAIT_POLICY"] == "passive"
         assert given["--role-file"] == f"/logs/{spec.name}.role"
 
 
