@@ -25,7 +25,7 @@ from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 FIRST_S, GAP_S = 0.2, 0.02
-NUM_REQUESTS, CONCURRENCY, OUTPUT_TOKENS, PROMPT_TOKENS = 60, 4, 32, 64
+NUM_REQUESTS, CONCURRENCY, OUTPUT_TOKENS, PROMPT_TOKENS = 40, 4, 32, 64
 PAIRS = {
     "request_throughput": ("request_throughput", "avg"),
     "output_throughput": ("output_token_throughput", "avg"),
@@ -113,8 +113,7 @@ async def aiperfs(aiperf: Path, url: str, folder: Path) -> dict[str, float]:
     argv += ["--request-count", str(NUM_REQUESTS), "--concurrency", str(CONCURRENCY), "--warmup-request-count", "4"]
     argv += ["--use-server-token-count", "--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(folder / "aiperf")]
     await run(*argv)
-    (path,) = (folder / "aiperf").rglob("profile_export_aiperf.json")
-    found = json.loads(path.read_text())
+    found = json.loads((folder / "aiperf" / "profile_export_aiperf.json").read_text())
     return {name: found[theirs][statistic] for name, (theirs, statistic) in PAIRS.items()}
 
 

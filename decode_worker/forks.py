@@ -1,6 +1,6 @@
 """When a prompt is computed its samples fork from it; and with every step the beams of a search fork from each other.
 
-A fork shares all blocks of its parent. Who begins, goes on and ends is told to the engine, which owns the sequences.
+A fork shares all blocks of its parent. The roster, which owns the sequences, is told who begins and who ends.
 """
 
 from collections.abc import Callable, Collection
@@ -8,27 +8,22 @@ from collections.abc import Callable, Collection
 from decode_worker.beam_search import Hypothesis
 from decode_worker.beams import Beams, Branch
 from decode_worker.request import Request
-from decode_worker.scheduler import DecodeScheduler, Stage
+from decode_worker.roster import Roster
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.slots import Stage
 from kvstore.block_table import BlockTable
 from kvstore.sequence import Sequence
 
 
 class Forks:
-    """``adopt`` is told of a request's new sequences, ``drop`` of one that ends."""
+    """``new_table`` returns an empty block table for a cache salt."""
 
-    def __init__(
-        self,
-        scheduler: DecodeScheduler,
-        new_table: Callable[[str], BlockTable],
-        adopt: Callable[[Request, Collection[Sequence]], None],
-        drop: Callable[[Sequence], None],
-    ) -> None:
+    def __init__(self, scheduler: DecodeScheduler, roster: Roster, new_table: Callable[[str], BlockTable]) -> None:
         self.num_forks = 0
         """Sequences that forked since the start."""
         self._scheduler = scheduler
+        self._roster = roster
         self._new_table = new_table
-        self._adopt = adopt
-        self._drop = drop
 
     def fork_samples(self, request: Request) -> None:
         """Let the samples go on from their prompt if that has just been computed; it ends with it."""
@@ -37,7 +32,7 @@ class Forks:
             return
         self._fork(request, prompt, request.samples.values())
         request.has_forked = True
-        self._drop(prompt)
+        self._roster.drop(prompt)
 
     def advance_beams(self, request: Request) -> list[Hypothesis]:
         """When all beams of a request have been computed, let those go on that the search has chosen.
@@ -61,7 +56,7 @@ class Forks:
         sequences = [self._sequence(request, branch) for branch in branches]
         for sequence in beams.sequences:
             if sequence not in sequences:
-                self._drop(sequence)
+                self._roster.drop(sequence)
         for sequence, branch in zip(sequences, branches, strict=True):
             sequence.token_ids.append(branch.token_id)
             self._scheduler.compute_here(sequence)  # if it had to give its blocks back
@@ -79,7 +74,7 @@ class Forks:
 
     def _fork(self, request: Request, parent: Sequence, children: Collection[Sequence]) -> None:
         self._scheduler.fork(parent, children)
-        self._adopt(request, children)
+        self._roster.adopt(request, children)
         self.num_forks += len(children)
 
     def _is_being_computed(self, prompt: Sequence) -> bool:

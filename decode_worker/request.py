@@ -1,7 +1,6 @@
-"""An accepted prompt of a decode worker with its samples, and the transfers that such prompts wait for."""
+"""An accepted prompt of a decode worker with its samples, and what its gateway is told of them."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from common.errors import BatonError, to_detail
 from common.grammar import Grammar
 from common.ids import BlockId, RequestId, TransferId
-from common.messages import Offer, Plan, PromptLogprobs, SampledToken, SequenceOutput, Submit
+from common.messages import Offer, Plan, PromptLogprobs, SampledToken, SequenceOutput, Started, Submit
 from common.sampling import FinishReason, finish_reason
 from decode_worker.beam_search import Hypothesis
 from decode_worker.beams import Beams
@@ -17,16 +16,10 @@ from decode_worker.outbox import Outbox
 from kvstore.block_table import BlockTable
 from kvstore.sequence import Sequence
 
-PLAN_WAIT_S = 2.0
-"""An offer waits this long for its plan: they come from two processes, and the offer may be the faster one."""
-
-_NUM_REMEMBERED = 1024
-"""So many transfers that are over are remembered, so that a late offer of one is refused at once."""
-
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One accepted prompt with its samples, and where their tokens go. Owned by the decode engine."""
+    """One accepted prompt with its samples, and where their tokens go. Owned by the roster."""
 
     request_id: RequestId
     sequence: Sequence
@@ -102,6 +95,12 @@ class Request:
         beams = () if self.beams is None else self.beams.sequences
         return dict.fromkeys((self.sequence, *self.samples.values(), *beams))
 
+    def report_started(self, cached_tokens: int) -> None:
+        """Report, once, that the prompt is being worked on, and how much of it the cache held."""
+        if not self.started:
+            self.started = True
+            self.outbox.put(Started(self.request_id, cached_tokens))
+
     def append(self, sequence: Sequence, token: SampledToken) -> FinishReason | None:
         """Give a sample its next token and report it; return why the sample ends with it, if it does."""
         output_index = sequence.num_output_tokens
@@ -143,37 +142,3 @@ class Request:
         self.outbox.put_output(
             SequenceOutput(self.request_id, sequence.num_output_tokens, (), None, to_detail(error), sample_index=index)
         )
-
-
-class ExpectedTransfers:
-    """The requests by the transfer that their remote plan named. Owned by the decode engine."""
-
-    def __init__(self) -> None:
-        self._requests: dict[TransferId, Request] = {}
-        self._past: deque[TransferId] = deque(maxlen=_NUM_REMEMBERED)
-        self._changed = asyncio.Event()
-
-    def add(self, transfer_id: TransferId, request: Request) -> None:
-        """A plan has named the transfer."""
-        self._requests[transfer_id] = request
-        self._notify()
-
-    def remove(self, transfer_id: TransferId) -> None:
-        """Nobody expects the transfer any more."""
-        if self._requests.pop(transfer_id, None) is not None:
-            self._past.append(transfer_id)
-            self._notify()
-
-    async def find(self, transfer_id: TransferId) -> Request | None:
-        """Return the request that expects the transfer, once its plan is here; None when none is or comes."""
-        try:
-            async with asyncio.timeout(PLAN_WAIT_S):
-                while transfer_id not in self._requests and transfer_id not in self._past:
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
-        return self._requests.get(transfer_id)
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()

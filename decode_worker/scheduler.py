@@ -4,11 +4,8 @@ A step first takes one token of every decoding sequence, then fills what is left
 prompts that this worker computes itself (Sarathi-Serve, section 4), then admits waiting sequences. A sequence takes a
 block when it crosses a block boundary.
 
-When the pool is full, the least urgent sequence, of equals the latest arrival, is preempted. Its blocks go back, and it
-is computed again later from its tokens (its full blocks stay in the prefix cache while nobody needs them); or they are
-saved in host memory first, and restored. A waiting sequence whose request is more urgent than others that run takes
-their place. Waiting makes more urgent: each ``ageing_s`` seconds count as one level of priority, and what was waited is
-kept; so one that is passed by more urgent ones goes first in the end.
+Who goes first is said by :mod:`decode_worker.slots`, who gets blocks by :mod:`decode_worker.admission`, and who has to
+give them up when the pool is full by :mod:`decode_worker.preemption`.
 
 Samples fork from their prompt and share its blocks; who writes into a shared one first gets a copy of it.
 
@@ -20,78 +17,14 @@ concern: blocks of a sequence that leaves are given to ``retire``, and the engin
 write to them.
 """
 
-import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from decode_worker.admission import Admission
+from decode_worker.preemption import Preemption, saving
+from decode_worker.slots import Slot, Slots, Stage
+from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
-from kvstore.block_table import BlockCopy
 from kvstore.sequence import Chunk, Sequence
-
-MAX_BYPASS = 16
-"""A waiting sequence that lacks blocks is passed by this many later ones at most; then all wait for it."""
-
-MAX_LOOKAHEAD = 8
-"""So many waiting sequences that lack blocks are looked past in one step."""
-
-
-class Stage(enum.Enum):
-    """Where a sequence is in this worker; changed by the scheduler only."""
-
-    HELD = enum.auto()  # without blocks; nobody has said yet who computes it, or it was parked
-    EXPECTING = enum.auto()  # a prefill worker computes the prompt; its offer has not come
-    WAITING = enum.auto()  # needs blocks, then is computed here
-    OFFERED = enum.auto()  # needs blocks, then is pulled
-    PULLING = enum.auto()  # has its blocks; bytes are on their way
-    RUNNING = enum.auto()  # in every step from now on, unless parked
-    SAVING = enum.auto()  # preempted; its blocks are copied to host memory, then given back
-    RETIRED = enum.auto()  # finished, aborted or failed; not in the scheduler any more
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A sequence in this scheduler."""
-
-    sequence: Sequence
-    arrival: int
-    stage: Stage = Stage.HELD
-    num_bypassed: int = 0
-    waiting_since: float | None = None
-    """When a step first found it waiting for room, if it does now."""
-    waited_s: float = 0.0
-    """How long it has waited for room before that."""
-    num_saved_tokens: int = 0
-    """Tokens whose KV is in host memory, while it waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Blocks of ``sequence`` from the ``first_block``-th on are to be filled from host memory before the step."""
-
-    sequence: Sequence
-    first_block: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One decision. ``chunks`` are computed together; ``pulls`` got blocks and wait for their bytes; ``started`` got
-    blocks and are computed here; ``restored`` got blocks and have a chunk; ``preempted`` lost theirs.
-
-    ``copies`` are to be made before all that, in order. Then ``saving`` is to be saved: nothing else is decided.
-    """
-
-    chunks: tuple[Chunk, ...]
-    pulls: tuple[Slot, ...]
-    started: tuple[Slot, ...]
-    preempted: tuple[Slot, ...]
-    copies: tuple[BlockCopy, ...]
-    restored: tuple[Restore, ...] = ()
-    saving: Slot | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing comes of it."""
-        return not (self.chunks or self.pulls or self.saving)
 
 
 class DecodeScheduler:
@@ -111,16 +44,11 @@ class DecodeScheduler:
         ageing_s: float = 5.0,
         saves: Callable[[Sequence], bool] = lambda _: False,
     ) -> None:
-        self._pool = pool
-        self._ageing_s = ageing_s
-        self._saves = saves
-        self._now = 0.0
-        self._max_num_seqs = max_num_seqs
         self._token_budget = token_budget
         self._local_chunk_tokens = local_chunk_tokens
-        self._slots: dict[Sequence, Slot] = {}
-        self._num_arrived = 0
-        self._num_preemptions = 0
+        self._slots = Slots(ageing_s)
+        self._admission = Admission(self._slots, pool, max_num_seqs)
+        self._preemption = Preemption(self._slots, pool, self._admission, saves)
 
     # ---- what is here ----
 
@@ -131,12 +59,12 @@ class DecodeScheduler:
 
     def sequences(self) -> list[Sequence]:
         """Return every sequence here, in order of arrival."""
-        return list(self._slots)
+        return self._slots.sequences()
 
     @property
     def num_running(self) -> int:
         """Sequences in every step."""
-        return len(self._in(Stage.RUNNING))
+        return len(self._slots.in_stages(Stage.RUNNING))
 
     @property
     def num_waiting(self) -> int:
@@ -145,26 +73,25 @@ class DecodeScheduler:
 
     def first_without_room(self) -> Sequence | None:
         """Return the most urgent sequence of those that only wait for room here."""
-        return next((slot.sequence for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED)), None)
+        return next((slot.sequence for slot in self._slots.by_urgency(Stage.WAITING, Stage.OFFERED)), None)
 
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that this worker itself has still to compute."""
-        local = self._in(Stage.WAITING, Stage.RUNNING)
+        local = self._slots.in_stages(Stage.WAITING, Stage.RUNNING)
         computed = [slot.sequence for slot in local if not slot.num_saved_tokens]
         return sum(sequence.num_remaining_tokens for sequence in computed if sequence.num_remaining_tokens > 1)
 
     @property
     def num_preemptions(self) -> int:
         """Preemptions since the start."""
-        return self._num_preemptions
+        return self._preemption.num_preemptions
 
     # ---- what happens to a sequence ----
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence; its table must be empty."""
-        self._num_arrived += 1
-        self._slots[sequence] = Slot(sequence, self._num_arrived)
+        self._slots.add(sequence)
 
     def expect(self, sequence: Sequence) -> None:
         """The prompt comes from a prefill worker; one that already has blocks or runs is left alone."""
@@ -208,21 +135,19 @@ class DecodeScheduler:
         for child in children:
             child.table = parent.table.fork()
             child.num_computed_tokens = parent.num_computed_tokens
-            self._slots[child] = Slot(child, slot.arrival, slot.stage, waited_s=slot.waited_s)
+            self._slots.add_fork(slot, child)
 
     def saved(self, sequence: Sequence) -> None:
         """The blocks of a sequence that is preempted are in host memory: they go back to the pool."""
         slot = self._slots.get(sequence)
         if slot is not None and slot.stage is Stage.SAVING:
             num_saved_tokens = sequence.num_computed_tokens
-            self._give_back(slot)
+            slot.give_back(self._slots.now)
             slot.num_saved_tokens = num_saved_tokens
 
     def retire(self, sequence: Sequence) -> None:
         """Forget ``sequence``; unknown is fine. Its blocks are left to the caller."""
-        slot = self._slots.pop(sequence, None)
-        if slot:
-            slot.stage = Stage.RETIRED
+        self._slots.remove(sequence)
 
     # ---- the decision ----
 
@@ -232,29 +157,35 @@ class DecodeScheduler:
 
         Where only the blocks of parked sequences keep all others from going on, the parked ones give them back.
         """
-        self._now = now
-        for slot in self._in(Stage.WAITING, Stage.OFFERED):
-            if slot.waiting_since is None:
-                slot.waiting_since = now
+        self._slots.begin_decision(now)
         step = self._decide()
-        while step.is_idle and self._in(Stage.WAITING, Stage.OFFERED) and (parked := self._parked()):
-            self._preempt(parked[-1])
+        while step.is_idle and self._slots.in_stages(Stage.WAITING, Stage.OFFERED) and (parked := self._parked()):
+            self._preemption.preempt(parked[-1])
             step = self._decide()
         return step
 
     def _decide(self) -> DecodeStep:
-        preempted, copies = self._grow_decoding()
-        if not _saving(preempted):
-            preempted += self._yield_to_urgent()
-        if saving := _saving(preempted):
-            return DecodeStep((), (), (), tuple(preempted), tuple(copies), saving=saving)
-        pulls, started, restored = self._admit()
+        growth = self._preemption.grow_running()
+        preempted, copies = growth.preempted, tuple(growth.copies)
+        if not saving(preempted):
+            preempted += self._preemption.yield_to_urgent()
+        if slot := saving(preempted):
+            return DecodeStep((), (), (), tuple(preempted), copies, saving=slot)
+        admitted = self._admission.admit()
         return DecodeStep(
-            self._chunks(), tuple(pulls), tuple(started), tuple(preempted), tuple(copies), tuple(restored)
+            self._chunks(),
+            tuple(admitted.pulls),
+            tuple(admitted.started),
+            tuple(preempted),
+            copies,
+            tuple(admitted.restored),
         )
 
+    def _parked(self) -> list[Slot]:
+        return [slot for slot in self._slots.by_urgency(Stage.RUNNING) if slot.is_parked]
+
     def _chunks(self) -> tuple[Chunk, ...]:
-        running = self._in(Stage.RUNNING)
+        running = self._slots.in_stages(Stage.RUNNING)
         decoding = [slot for slot in running if slot.sequence.num_remaining_tokens == 1]
         chunks = [Chunk(slot.sequence, 1) for slot in decoding]
         budget = self._local_chunk_tokens if decoding else self._token_budget
@@ -264,183 +195,3 @@ class DecodeScheduler:
                 chunks.append(Chunk(slot.sequence, min(budget, remaining, slot.sequence.max_chunk_tokens)))
                 budget -= chunks[-1].num_scheduled_tokens
         return tuple(chunks)
-
-    # ---- who goes first ----
-
-    def _parked(self) -> list[Slot]:
-        return [slot for slot in self._by_urgency(Stage.RUNNING) if slot.sequence.num_remaining_tokens == 0]
-
-    def _in(self, *stages: Stage) -> list[Slot]:
-        return [slot for slot in self._slots.values() if slot.stage in stages]
-
-    def _by_urgency(self, *stages: Stage) -> list[Slot]:
-        return sorted(self._in(*stages), key=self._urgency)
-
-    def _urgency(self, slot: Slot) -> tuple[int, int]:
-        """Return what orders sequences, the most urgent first."""
-        waiting_s = 0.0 if slot.waiting_since is None else self._now - slot.waiting_since
-        levels = int((slot.waited_s + waiting_s) / self._ageing_s)
-        return slot.sequence.sampling.priority - levels, slot.arrival
-
-    # ---- preemption ----
-
-    def _grow_decoding(self) -> tuple[list[Slot], list[BlockCopy]]:
-        preempted: list[Slot] = []
-        copies: list[BlockCopy] = []
-        for slot in self._by_urgency(Stage.RUNNING):  # the least urgent pays first
-            if slot.sequence.num_remaining_tokens == 0:
-                continue
-            while slot.stage is Stage.RUNNING and not self._can_grow(slot.sequence):
-                victim = self._by_urgency(Stage.RUNNING)[-1]
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim.stage is Stage.SAVING:
-                    return preempted, copies
-            if slot.stage is Stage.RUNNING:
-                copies += _own_blocks(slot.sequence)
-        return preempted, copies
-
-    def _yield_to_urgent(self) -> list[Slot]:
-        """Preempt those whom the most urgent waiting sequence has to displace, if it may."""
-        urgent = min(self._in(Stage.WAITING, Stage.OFFERED), key=self._urgency, default=None)
-        if urgent is None:
-            return []
-        others = [slot for slot in self._in(Stage.RUNNING) if self._may_displace(urgent, slot)]
-        if not others or self._has_room(urgent):
-            return []
-        victims: list[Slot] = []
-        for slot in sorted(others, key=self._urgency, reverse=True):
-            victims.append(slot)
-            if self._fits(urgent, victims):
-                break
-        if not self._fits(urgent, victims):
-            return []
-        preempted: list[Slot] = []
-        for victim in victims:
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim.stage is Stage.SAVING:
-                break
-        return preempted
-
-    def _may_displace(self, slot: Slot, other: Slot) -> bool:
-        is_more_urgent = slot.sequence.sampling.priority < other.sequence.sampling.priority
-        return is_more_urgent and self._urgency(slot) < self._urgency(other)
-
-    def _has_room(self, slot: Slot) -> bool:
-        num_running = self._num_seats_taken()
-        if not self._has_seats(slot.sequence, num_running) or not self._take_blocks(slot.sequence, num_running):
-            return False
-        slot.sequence.table.release()
-        slot.sequence.num_computed_tokens = 0
-        return True
-
-    def _fits(self, slot: Slot, victims: Iterable[Slot]) -> bool:
-        """Whether ``slot`` could run if ``victims`` did not, even with nothing of it in the cache."""
-        leaving = [victim.sequence for victim in victims]
-        num_running = self._num_seats_taken() - sum(map(_width, leaving))
-        block_ids = [block_id for sequence in leaving for block_id in sequence.table.block_ids]
-        num_freed = sum(self._pool.ref_count(block_id) == 1 for block_id in block_ids)
-        num_needed = slot.sequence.table.blocks_needed(slot.sequence.num_tokens) + num_running
-        return self._has_seats(slot.sequence, num_running) and num_needed <= self._pool.num_available + num_freed
-
-    def _num_seats_taken(self) -> int:
-        return sum(_width(slot.sequence) for slot in self._in(Stage.RUNNING, Stage.PULLING))
-
-    def _has_seats(self, sequence: Sequence, num_running: int) -> bool:
-        return num_running + _width(sequence) <= self._max_num_seqs
-
-    def _can_grow(self, sequence: Sequence) -> bool:
-        table = sequence.table
-        num_copies = int(table.is_shared(sequence.num_computed_tokens))
-        return table.blocks_needed(sequence.num_tokens) + num_copies <= self._pool.num_available
-
-    def _preempt(self, slot: Slot) -> None:
-        self._num_preemptions += 1
-        if slot.sequence.num_remaining_tokens == 1 and self._saves(slot.sequence):
-            slot.stage = Stage.SAVING
-        else:
-            self._give_back(slot)
-
-    def _give_back(self, slot: Slot) -> None:
-        is_parked = slot.sequence.num_remaining_tokens == 0
-        slot.sequence.table.release()
-        slot.sequence.num_computed_tokens = 0
-        slot.stage = Stage.HELD if is_parked else Stage.WAITING
-        slot.waiting_since = None if is_parked else self._now
-        slot.num_bypassed = 0
-
-    # ---- admission ----
-
-    def _admit(self) -> tuple[list[Slot], list[Slot], list[Restore]]:
-        pulls: list[Slot] = []
-        started: list[Slot] = []
-        restored: list[Restore] = []
-        passed: list[Slot] = []
-        num_running = self._num_seats_taken()
-        if num_running >= self._max_num_seqs:
-            return pulls, started, restored
-        for slot in self._by_urgency(Stage.WAITING, Stage.OFFERED):
-            if not self._has_seats(slot.sequence, num_running):
-                break
-            if not self._take_blocks(slot.sequence, num_running):
-                passed.append(slot)
-                if slot.num_bypassed >= MAX_BYPASS or len(passed) == MAX_LOOKAHEAD:
-                    break
-                continue
-            num_running += _width(slot.sequence)
-            for blocked in passed:
-                blocked.num_bypassed += 1
-            self._stop_waiting(slot)
-            if slot.stage is Stage.OFFERED:
-                slot.stage = Stage.PULLING
-                pulls.append(slot)
-                continue
-            slot.stage = Stage.RUNNING
-            if slot.num_saved_tokens:
-                restored.append(self._restore(slot))
-            else:
-                started.append(slot)
-        return pulls, started, restored
-
-    def _stop_waiting(self, slot: Slot) -> None:
-        slot.waited_s += self._now - (self._now if slot.waiting_since is None else slot.waiting_since)
-        slot.waiting_since = None
-
-    def _restore(self, slot: Slot) -> Restore:
-        sequence = slot.sequence
-        first_block = sequence.num_computed_tokens // self._pool.block_size  # before it: still in the prefix cache
-        sequence.num_computed_tokens, slot.num_saved_tokens = slot.num_saved_tokens, 0
-        return Restore(sequence, first_block)
-
-    def _take_blocks(self, sequence: Sequence, num_running: int) -> bool:
-        """Give ``sequence`` its cached prefix and all blocks of its tokens; False, with nothing taken, if they lack.
-
-        One block for each sequence that is running already is left free, so that a newcomer does not have to be
-        preempted at once.
-        """
-        table = sequence.table
-        sequence.adopt_prefix()
-        if table.blocks_needed(sequence.num_tokens) + num_running > self._pool.num_available:
-            table.release()
-            sequence.num_computed_tokens = 0
-            return False
-        table.grow(sequence.num_tokens)
-        return True
-
-
-def _width(sequence: Sequence) -> int:
-    """Return how many sequences run when ``sequence`` does, those that will fork from it in its stead."""
-    return max(1, sequence.num_forks)
-
-
-def _own_blocks(sequence: Sequence) -> list[BlockCopy]:
-    """Let ``sequence`` have a block of its own for each token that is not computed; return the copies to make first."""
-    table = sequence.table
-    copy = table.copy_on_write(sequence.num_computed_tokens) if table.is_shared(sequence.num_computed_tokens) else None
-    table.grow(sequence.num_tokens)
-    return [] if copy is None else [copy]
-
-
-def _saving(preempted: Iterable[Slot]) -> Slot | None:
-    return next((slot for slot in preempted if slot.stage is Stage.SAVING), None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from common.ids import BlockId
-from decode_worker.scheduler import Restore
+from decode_worker.step import Restore
 from kvstore.sequence import Sequence
 from kvstore.storage import KvStorage
 

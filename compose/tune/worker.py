@@ -9,7 +9,8 @@ from common.sampling import SamplingParams
 from compose.tune.clock import VirtualClock
 from compose.tune.profile import CostProfile
 from compose.tune.request import SimRequest
-from decode_worker.scheduler import DecodeScheduler, Stage
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.slots import Stage
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.host.meter import StepMeter

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.slots import Stage
+from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
 from kvstore.sequence import Sequence
 from tests.support.sequences import new_sequence, unique_tokens

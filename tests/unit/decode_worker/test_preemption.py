@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_worker.scheduler import DecodeScheduler, DecodeStep, Stage
+from decode_worker.scheduler import DecodeScheduler
+from decode_worker.slots import Stage
+from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
 from kvstore.sequence import Chunk, Sequence
 from tests.support.sequences import new_sequence, unique_tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.model.spec import LayerSpec
-from decode_worker.scheduler import Restore
+from decode_worker.step import Restore
 from decode_worker.swap import PreemptionMode, SwapSpace
 from kvstore.block_pool import BlockPool
 from kvstore.layout import KvLayout
