@@ -79,6 +79,7 @@ async def test_workers_are_shown_with_role_state_batch_and_blocks(bench: Bench, 
     async with browser.page(DESK) as page:
         await dashboard(bench, page)
         await page.until("document.querySelectorAll('.worker').length === 2")
+        await page.until("document.querySelector('#decode-workers .worker').innerText.includes('3 running')")
         card = [line for line in (await page.text("#decode-workers .worker")).split("\n") if line]
         assert card == ["decode-0", "ready", "3 running · 2 waiting", "15 held · 20 cached · 60 free"]
         label = await page.evaluate("document.querySelector('#decode-workers .blocks').getAttribute('aria-label')")
