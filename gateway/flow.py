@@ -3,10 +3,10 @@
     choose a decode worker -> Submit -> Accepted -> choose who computes the prompt -> Plan (remote: and push to a queue)
     -> Started -> tokens ... -> finished
 
-A refusal asks the next decode worker. A prefill worker that is lost or late before the first token gets a new plan. A
-decode worker that is lost moves the prompt and the output so far of the samples that are not complete to another one;
-tokens that came already are dropped by their index. The flow owns its samples; whatever ends it, the decode worker is
-told (:class:`gateway.attempt.Attempt`).
+A refusal asks the next decode worker. Who computes the prompt, and who does when that fails, is the concern of
+:mod:`gateway.prefilling`. A decode worker that is lost moves the prompt and the output so far of the samples that are
+not complete to another one; tokens that came already are dropped by their index. The flow owns its samples; whatever
+ends it, the decode worker is told (:class:`gateway.attempt.Attempt`).
 """
 
 import asyncio
@@ -18,29 +18,23 @@ from dataclasses import dataclass
 import msgspec
 from redis.asyncio import Redis
 
-from common import queue
 from common.errors import BatonError, InternalError, Overloaded, TransferError, Unavailable
-from common.ids import RequestId, WorkerId, new_request_id, new_transfer_id
+from common.ids import RequestId, WorkerId, new_request_id
 from common.logprobs import TokenLogprobs
-from common.messages import Plan, PlanKind, Prefill, SequenceOutput, Submit
-from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
+from common.messages import PlanKind, SequenceOutput, Submit
 from common.sampling import SamplingParams
 from gateway.attempt import Attempt, Stage
 from gateway.cache_ledger import CacheLedger
 from gateway.cluster import LOOK_AGAIN_S, Cluster
 from gateway.locator import Located, Locator
 from gateway.metrics import Metrics
+from gateway.prefilling import Prefilling
 from gateway.prefix_ledger import PrefixLedger
-from gateway.router import PlanChoice, Reason, WorkerView, choose_decode, choose_plan
+from gateway.router import Reason, WorkerView, choose_decode
 from gateway.sample import Sample
 from gateway.text_stream import Piece
 
 log = logging.getLogger(__name__)
-
-PATIENCE_S = 5.0
-PATIENCE_FACTOR = 4.0
-"""A prefill worker must begin within PATIENCE_S plus this many times the estimated wait; else the decode worker does it
-all. That also covers what a flush of Redis has lost."""
 
 MOVABLE = (Unavailable, TransferError, Overloaded)
 """Errors of one decode worker that another one need not have."""
@@ -106,7 +100,6 @@ class Flow:
         self._cluster = services.cluster
         self._sampling = sampling
         self._arrived_at = arrived_at
-        self._deadline = deadline
         self._cache_salt = cache_salt
         self._emit = emit
         self._name = new_request_id()
@@ -119,6 +112,15 @@ class Flow:
         self._wait_until = arrived_at + services.worker_wait_s
         self._begun_at: float | None = None
         self._has_token = False
+        self._prefilling = Prefilling(
+            services.cluster,
+            services.redis,
+            services.metrics,
+            num_prompt_tokens=len(prompt),
+            cache_salt=cache_salt,
+            deadline=deadline,
+            has_begun=lambda: self._begun_at is not None,
+        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -273,124 +275,11 @@ class Flow:
             return
         if self._num_migrations == 0:
             self._services.metrics.prompt_tokens.inc(len(self.prompt))
-        await self._have_prompt_computed(attempt)
+        await self._prefilling.run(attempt, self._resident)
         while await attempt.wait_preempted():
             written = tuple(sample.state for sample in self.samples if sample.finish is None)
             attempt.restart(msgspec.structs.replace(attempt.submit, samples=written, is_replay=True))
-            await self._have_prompt_computed(attempt)
-
-    async def _have_prompt_computed(self, attempt: Attempt) -> None:
-        """Return when the prompt's KV is in place or the attempt has ended; plan again as often as it takes."""
-        insist: Reason | None = None
-        while attempt.stage < Stage.WRITING:
-            choice = self._choose(attempt, insist)
-            attempt.choice = choice
-            attempt.prefill_left = False
-            self._services.metrics.planned(choice)
-            if choice.prefill is None:
-                await self._compute_local(attempt)
-            else:
-                insist = await self._compute_remote(attempt, choice.prefill, choice.wait_s)
-
-    def _choose(self, attempt: Attempt, insist: Reason | None) -> PlanChoice:
-        if insist is not None:
-            return PlanChoice(PlanKind.LOCAL, insist)
-        return choose_plan(
-            self._cluster.view(),
-            attempt.worker,
-            num_tokens=len(attempt.submit.shared_ids),
-            cached_tokens=attempt.held_tokens,
-            limits=self._cluster.limits,
-            resident=self._resident,
-            draw=random.random(),
-        )
-
-    async def _compute_local(self, attempt: Attempt) -> None:
-        with self._cluster.counted(attempt.worker, tokens=self._num_missing(attempt)):
-            peer = None if attempt.choice is None else attempt.choice.peer
-            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL, peer=peer))
-            await attempt.wait_for(Stage.WRITING, None)
-
-    async def _compute_remote(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
-        """Return when the first token has come, the attempt has ended, or the prefill worker failed.
-
-        Of the last: None when another prefill worker may be asked, else why the decode worker has to do it.
-        """
-        with self._cluster.watched(prefill, attempt.prefill_has_left):
-            with self._cluster.counted(prefill, tokens=self._num_missing(attempt)):
-                insist = await self._wait_computed(attempt, prefill, wait_s)
-            if insist is None and attempt.stage >= Stage.WRITING:
-                await self._wait_moved(attempt, prefill)
-            return insist
-
-    async def _wait_computed(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:
-        """Queue the prompt and wait for its first token; returns as :meth:`_compute_remote`."""
-        if not await self._push(attempt, prefill):
-            return Reason.REDIS_UNAVAILABLE
-        try:
-            await attempt.wait_for_prefill(Stage.STARTED, PATIENCE_S + PATIENCE_FACTOR * wait_s)
-        except TimeoutError:
-            log.warning("%s: %s has not begun in time", attempt.request_id, prefill.worker_id)
-            return Reason.PREFILL_LATE
-        if attempt.stage < Stage.STARTED:
-            log.warning("%s: %s takes nothing any more, or lost its queue", attempt.request_id, prefill.worker_id)
-            return None
-        return await self._wait_first_token(attempt, prefill)
-
-    async def _wait_moved(self, attempt: Attempt, prefill: WorkerView) -> None:
-        """Wait until a second token shows that the prompt's blocks have come; without them the decode worker computes
-        what is missing."""
-        while attempt.stage < Stage.FLOWING:
-            await attempt.wait_for_prefill(Stage.FLOWING, None)
-            if attempt.prefill_left and not self._cluster.is_alive(prefill):
-                log.warning("%s: %s was lost while its blocks were moved", attempt.request_id, prefill.worker_id)
-                await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL))
-                return
-            attempt.prefill_left = False
-
-    async def _push(self, attempt: Attempt, prefill: WorkerView) -> bool:
-        """Announce the transfer to the decode worker, then queue the prompt; return whether that went well."""
-        transfer_id = new_transfer_id()
-        await attempt.plan(Plan(attempt.request_id, PlanKind.REMOTE, transfer_id))
-        if attempt.has_ended:
-            return True
-        task = Prefill(
-            request_id=attempt.request_id,
-            transfer_id=transfer_id,
-            token_ids=attempt.submit.shared_ids,
-            num_prompt_tokens=len(self.prompt),
-            sampling=attempt.submit.sampling,
-            decode_worker=attempt.worker.worker_id,
-            decode_epoch=attempt.worker.record.epoch,
-            decode_address=attempt.worker.record.address,
-            remaining_s=self._deadline - asyncio.get_running_loop().time(),
-            cache_salt=self._cache_salt,
-            peer=None if attempt.choice is None else attempt.choice.peer,
-            is_replay=self._begun_at is not None,
-            sample_indices=attempt.submit.next_indices,
-        )
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                await queue.push(self._services.redis, prefill.worker_id, prefill.record.epoch, task)
-        except RedisUnavailable as error:
-            log.warning("%s: the prompt could not be queued: %s", attempt.request_id, error)
-            return False
-        return True
-
-    async def _wait_first_token(self, attempt: Attempt, prefill: WorkerView) -> Reason | None:
-        while attempt.stage < Stage.WRITING:
-            await attempt.wait_for_prefill(Stage.WRITING, None)
-            if attempt.prefill_left and not self._cluster.is_alive(prefill):
-                log.warning("%s: %s was lost before the first token", attempt.request_id, prefill.worker_id)
-                return Reason.PREFILL_LOST
-            attempt.prefill_left = False  # draining: it finishes what it has begun
-        return None
-
-    def _num_missing(self, attempt: Attempt) -> int:
-        """Return what the plan adds to its worker's queue; all that the decode worker lacks, when it has to do it."""
-        if attempt.choice is not None and attempt.choice.work_tokens:
-            return attempt.choice.work_tokens
-        return len(attempt.submit.shared_ids) - attempt.held_tokens
+            await self._prefilling.run(attempt, self._resident)
 
     # ---- what comes back ----
 

@@ -11,7 +11,7 @@ from common.errors import InternalError, Overloaded, Unavailable
 from common.messages import PlanKind, Role, WorkerLoad, WorkerState
 from common.redis_client import connect
 from common.registry import publish
-from gateway import flow
+from gateway import prefilling
 from tests.support.gateway_bench import ANSWER, Bench, events_of, open_bench
 from tests.support.stub_decode import record
 
@@ -347,7 +347,7 @@ async def test_a_prompt_whose_queue_entry_is_lost_is_computed_after_a_while(benc
     await bench.prefill(decode, is_idle=True)  # alive, and nothing ever comes of the queue, as after a flush
     await bench.gateway(prefill_expected=True)
     response = await bench.complete(LONG)
-    assert flow.PATIENCE_S < 10
+    assert prefilling.PATIENCE_S < 10
     assert response.json()["choices"][0]["text"] == ANSWER
     assert response.headers["x-baton-route"].endswith("reason=prefill_late")
 
