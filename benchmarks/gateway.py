@@ -38,7 +38,10 @@ from common.redis_client import connect
 from tests.support.stub_decode import MODEL, TOKEN, StubDecode
 from tests.support.tiny_tokenizers import byte_level, write_model
 
-NUM_WORKERS = 2
+NUM_WORKERS = 4
+"""As many as 256 clients need: a decode worker runs 64 sequences at a time (`--max-num-seqs`)."""
+
+NUM_CLIENT_PROCESSES = 2
 FIRST_PROMPT_TOKEN = 100
 """Client n's prompt ends in this token id plus n, by which both sides find each other's times."""
 
@@ -194,17 +197,17 @@ def measure(rate: float, num_tokens: int, num_clients: int) -> Result:
         ]
         gateway, port = _start_gateway(stack, folder, redis_url, workers)
         cpu_before, began = _cpu_s(gateway.pid), time.monotonic()
-        share = num_clients // NUM_WORKERS
+        share = num_clients // NUM_CLIENT_PROCESSES
         clients = [
             _start("client", str(port), str(n * share), str(share), str(num_tokens), str(folder / f"client-{n}"))
-            for n in range(NUM_WORKERS)
+            for n in range(NUM_CLIENT_PROCESSES)
         ]
-        if [client.wait() for client in clients] != [0] * NUM_WORKERS:
+        if [client.wait() for client in clients] != [0] * NUM_CLIENT_PROCESSES:
             raise RuntimeError("a client failed")
         wall_s, gateway_cpu_s = time.monotonic() - began, _cpu_s(gateway.pid) - cpu_before
         for worker in workers:
             worker.communicate()
-        return _result(rate, wall_s, gateway_cpu_s, _read(folder, "client"), _read(folder, "worker"))
+        return _result(rate, wall_s, gateway_cpu_s, _read(folder, "client-*"), _read(folder, "worker-*"))
 
 
 def _start(*args: str, **options: Any) -> "subprocess.Popen[bytes]":
@@ -242,8 +245,8 @@ def _is_connected(port: int) -> bool:
     return sum(worker["connected"] for worker in workers) == NUM_WORKERS
 
 
-def _read(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{kind}-{n}").read_text()) for n in range(NUM_WORKERS)]
+def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
 def _result(rate: float, wall_s: float, gateway_cpu_s: float, clients: Sequence[Any], workers: Sequence[Any]) -> Result:
