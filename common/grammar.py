@@ -26,6 +26,7 @@ ANY_OBJECT = '{"type": "object"}'
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=100_000,
     step_lexer_fuel=50_000,
+    max_items_in_row=20_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,

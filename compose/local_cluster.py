@@ -83,5 +83,6 @@ def _report(missing: str) -> None:
 
 
 def _try_line(url: str) -> str:
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": true}'
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"messages": [{message}], "temperature": 0, "stream": true}}'
     return f"try: curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

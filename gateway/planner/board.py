@@ -17,7 +17,7 @@ from gateway.planner.ratio import Ratio, parse_ratio
 STATE_TTL_S = 30.0
 """A threshold that nobody plans any more holds for so long."""
 
-_STATE = "baton:planner:state"
+STATE_KEY = "baton:planner:state"
 _HOME = "baton:planner:home"
 
 
@@ -30,12 +30,12 @@ class PlannerBoard:
     async def publish(self, state: PlannerState) -> None:
         """Show ``state`` to all gateways."""
         async with calling(self._redis):
-            await self._redis.set(_STATE, encode_sealed(state), px=int(STATE_TTL_S * 1000))
+            await self._redis.set(STATE_KEY, encode_sealed(state), px=int(STATE_TTL_S * 1000))
 
     async def state(self) -> PlannerState | None:
         """Return what was published last; None when nobody plans."""
         async with calling(self._redis):
-            data: Any = await self._redis.get(_STATE)
+            data: Any = await self._redis.get(STATE_KEY)
         try:
             return None if data is None else decode_sealed(data, PlannerState)
         except InvalidRequest:

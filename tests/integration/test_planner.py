@@ -13,6 +13,7 @@ from common.redis_client import connect
 from common.registry import publish
 from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
+from gateway.planner.board import STATE_KEY
 from gateway.planner.changer import RatioChanger
 from gateway.planner.metrics import PlannerMetrics
 from gateway.planner.right import RoleRight
@@ -152,6 +153,11 @@ async def test_a_threshold_that_one_gateway_moved_holds_at_the_other_until_nobod
         async with running(first), running(second):
             for gateway in (first, second):
                 await until(lambda one=gateway: one.cluster.limits.local_prefill_tokens == 1024)  # type: ignore[misc]
+            assert await RoleRight(redis, is_planner=False).acquire() is not None
+            await until(lambda: not first.plans and not second.plans)
+            await redis.delete(STATE_KEY)  # as it is after its time to live
+            for gateway in (first, second):
+                await until(lambda one=gateway: one.cluster.limits.local_prefill_tokens == 64)  # type: ignore[misc]
 
 
 async def test_without_metrics_it_holds_and_says_which_are_missing(redis_url: str) -> None:

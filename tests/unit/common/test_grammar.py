@@ -54,4 +54,5 @@ def test_a_schema_of_a_thousand_properties_and_a_recursive_one_are_compiled():
     many = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1000)}}
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
     for schema in (many, {"$defs": {"node": node}, "$ref": "#/$defs/node"}):
-        compile_grammar(Constraint.json_schema(json.dumps(schema)), BYTES)
+        grammar = compile_grammar(Constraint.json_schema(json.dumps(schema)), BYTES)
+        assert grammar.matcher().consume_token(ord("{"))
