@@ -1,12 +1,29 @@
 """Fixtures for tests with real gRPC and a real Redis in this process."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
 
 from common.redis_client import connect
 from tests.conftest import RedisServer
+from tests.support.reference import Reference
+from tests.support.tiny_models import build
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama."""
+    directory = tmp_path_factory.mktemp("llama")
+    build("llama", directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Reference:
+    """What transformers itself makes of it."""
+    return Reference(model)
 
 
 @pytest.fixture

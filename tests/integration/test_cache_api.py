@@ -18,18 +18,10 @@ from tests.support.fleet import Fleet, fleet
 from tests.support.gateway_bench import Bench, open_bench
 from tests.support.split import TOKEN
 from tests.support.stub_decode import MODEL
-from tests.support.tiny_models import build
 
 pytestmark = pytest.mark.anyio
 
 BLOCK = 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 @pytest.fixture

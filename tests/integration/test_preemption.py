@@ -11,7 +11,7 @@ import pytest
 from common.constraint import Constraint
 from common.messages import PlanKind
 from tests.support.split import Answer, Split, split
-from tests.support.tiny_models import EOS_TOKEN_ID, build
+from tests.support.tiny_models import EOS_TOKEN_ID
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +30,6 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 MODES = ("recompute", "swap", "auto")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 def prompt(seed: int) -> list[int]:

@@ -21,24 +21,11 @@ from kvstore.prefix_hash import chain_hashes, root_hash
 from kvstore.prefix_index import PrefixIndex
 from tests.support.reference import Reference
 from tests.support.split import TOKEN, Answer, Split, split, started
-from tests.support.tiny_models import build
 
 pytestmark = pytest.mark.anyio
 
 BLOCK = 16
 CALL_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
 
 
 @pytest.fixture

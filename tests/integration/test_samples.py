@@ -17,7 +17,7 @@ from common.messages import PlanKind, Sample
 from common.sampling import FinishReason
 from tests.support.reference import Reference
 from tests.support.split import Answer, Split, split
-from tests.support.tiny_models import EOS_TOKEN_ID, build
+from tests.support.tiny_models import EOS_TOKEN_ID
 
 pytestmark = pytest.mark.anyio
 
@@ -25,13 +25,6 @@ BLOCK = 16
 SAMPLING: dict[str, Any] = {"temperature": 1.2, "seed": 5, "max_tokens": 24, "logprobs": 2}
 FOUR = tuple(map(Sample, range(4)))
 LENGTHS = [1, BLOCK - 1, BLOCK, BLOCK + 1, 70]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 @pytest.fixture
@@ -163,11 +156,6 @@ async def test_more_samples_than_can_run_are_refused(model: Path, redis_url: str
 
 
 # ---- log probabilities ----
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
 
 
 def check(known: TokenLogprobs, token_id: int, row: torch.Tensor, num_top: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from common.messages import PlanKind
 from common.sampling import FinishReason
 from tests.support.split import Answer, Split, split
-from tests.support.tiny_models import EOS_TOKEN_ID, build
+from tests.support.tiny_models import EOS_TOKEN_ID
 
 pytestmark = pytest.mark.anyio
 
@@ -31,13 +31,6 @@ EVERYTHING: dict[str, Any] = {
     "stop_token_ids": (3,),
     "max_tokens": 40,
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 def prompt(seed: int) -> list[int]:

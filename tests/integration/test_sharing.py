@@ -13,21 +13,8 @@ from common.messages import PlanKind, Role
 from tests.support.fleet import Fleet, fleet, held_by
 from tests.support.reference import Reference
 from tests.support.split import Answer
-from tests.support.tiny_models import build
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from common.messages import PlanKind
 from common.sampling import FinishReason
 from tests.support.reference import Reference
 from tests.support.split import Answer, Split, split
-from tests.support.tiny_models import build
 
 pytestmark = pytest.mark.anyio
 
@@ -19,18 +18,6 @@ BLOCK, CHUNK = 16, 48
 LENGTHS = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]
 KINDS = [PlanKind.LOCAL, PlanKind.REMOTE]
 VOCABULARY = 200
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from common.constraint import Constraint
 from common.messages import PlanKind
 from common.sampling import FinishReason
 from tests.support.split import Split, split
-from tests.support.tiny_models import EOS_TOKEN_ID, build
+from tests.support.tiny_models import EOS_TOKEN_ID
 
 pytestmark = pytest.mark.anyio
 
@@ -27,13 +27,6 @@ TREE = {
 }
 SCHEMA = Constraint.json_schema(json.dumps(TREE))
 LIMIT = 300
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

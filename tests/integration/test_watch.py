@@ -14,16 +14,8 @@ from kvstore.host.host import Host
 from kvstore.host.metrics import HostMetrics
 from kvstore.host.watch import WatchServer
 from tests.support.split import split
-from tests.support.tiny_models import build
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    build("llama", directory)
-    return directory
 
 
 async def samples(port: int) -> dict[str, float]:
