@@ -7,6 +7,7 @@ from typing import Literal
 from common.errors import ConfigError
 from common.sizes import parse_size
 from compose.smollm2 import NAME
+from kvstore.transports.choices import TransportChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,10 @@ class UpConfig:
     pin_prefix: Path | None = None
     """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
     {"name": ..., "prompt": ...}."""
+
+    transport: TransportChoice = "auto"
+    """How workers read each other's blocks: grpc; shm: shared memory; nixl: needs baton[nixl]; auto: shm between CPUs,
+    nixl between GPUs. Where that cannot be, the reason is logged and gRPC used."""
 
     tenant_cache_share: float = 0.5
     """Share of a worker's KV blocks that the cache of one tenant (cache salt) may keep when others need room."""

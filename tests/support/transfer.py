@@ -5,7 +5,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
+import pytest
 import torch
 
 from common.ids import BlockId, Epoch, TransferId, WorkerId
@@ -21,6 +23,15 @@ from kvstore.peers import PeerSet
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import PullOutcome, TransferClient
 from kvstore.transfer_server import TransferServer
+from kvstore.transports.choices import TransportChoice
+from kvstore.transports.lending import Lending
+from kvstore.transports.transports import GRPC_ONLY, Transports
+
+TRANSPORTS = [
+    "grpc",
+    "shm",
+    pytest.param("nixl", marks=pytest.mark.skipif(find_spec("nixl") is None, reason="the package nixl is not there")),
+]
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -43,15 +54,24 @@ class Clock:
         return self.now
 
 
-def identity(name: str, epoch: Epoch, fingerprint: Fingerprint = FINGERPRINT) -> HelloReply:
-    return HelloReply(WorkerId(name), epoch, fingerprint)
+def identity(
+    name: str, epoch: Epoch, fingerprint: Fingerprint = FINGERPRINT, transports: Transports = GRPC_ONLY
+) -> HelloReply:
+    return HelloReply(WorkerId(name), epoch, fingerprint, transports.offers())
 
 
 def new_storage(layout: KvLayout = LAYOUT) -> KvStorage:
     """Return blocks full of random bytes, different in each storage."""
-    storage = KvStorage(layout, NUM_BLOCKS, torch.device("cpu"))
+    return lent_storage("grpc", layout)[0]
+
+
+def lent_storage(transport: TransportChoice, layout: KvLayout = LAYOUT) -> tuple[KvStorage, Transports]:
+    """Return such blocks where ``transport`` can read them, and what reads them."""
+    device = torch.device("cpu")
+    lending = Lending.prepare(transport, device, NUM_BLOCKS, layout.block_bytes)
+    storage = KvStorage(layout, NUM_BLOCKS, device, memory=lending.pool_memory)
     storage.write([BlockId(n) for n in range(NUM_BLOCKS)], memoryview(os.urandom(NUM_BLOCKS * layout.block_bytes)))
-    return storage
+    return storage, lending.open_transports(storage)
 
 
 def blocks(*numbers: int) -> list[BlockId]:
@@ -95,14 +115,16 @@ async def source(
     port: int = 0,
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
+    transport: TransportChoice = "grpc",
 ) -> AsyncIterator[Source]:
     """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it."""
-    clock, leases, storage = Clock(), LeaseTable(lease_s), storage or new_storage(layout)
+    clock, leases = Clock(), LeaseTable(lease_s)
+    storage, transports = (storage, GRPC_ONLY) if storage else lent_storage(transport, layout)
     released: list[tuple[TransferId, ReleaseReason]] = []
     server = TransferServer(
         storage,
         BLOCK,
-        identity("p0", epoch, fingerprint),
+        identity("p0", epoch, fingerprint, transports),
         leases,
         lambda transfer_id, reason: released.append((transfer_id, reason)),
         clock,
@@ -157,11 +179,20 @@ async def destination(
     fingerprint: Fingerprint = FINGERPRINT,
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
+    transport: TransportChoice = "grpc",
 ) -> AsyncIterator[Destination]:
     """Pull into new blocks, with the client's background work running."""
-    peers, storage = PeerSet(TOKEN), storage or new_storage(layout)
+    peers = PeerSet(TOKEN)
+    storage, transports = (storage, GRPC_ONLY) if storage else lent_storage(transport, layout)
     client = TransferClient(
-        storage, BLOCK, identity("d0", Epoch(2), fingerprint), peers, renew_s=renew_s, idle_s=idle_s, mover=mover
+        storage,
+        BLOCK,
+        identity("d0", Epoch(2), fingerprint),
+        peers,
+        renew_s=renew_s,
+        idle_s=idle_s,
+        transports=transports,
+        mover=mover,
     )
     running = asyncio.create_task(client.run())
     try:

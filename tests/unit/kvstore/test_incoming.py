@@ -11,7 +11,7 @@ from common.errors import CorruptFrame
 from common.ids import BlockId, TransferId
 from common.messages import End, Handover, KvFrame, PullItem, SampledToken
 from common.wire import decode_pull_item, encode_pull_item, payload_checksum
-from kvstore.incoming import Incoming
+from kvstore.incoming import Incoming, check_bytes
 
 BLOCK, BYTES = 4, 24
 ID = TransferId("t")
@@ -51,7 +51,9 @@ class Received:
     def take(self, item: PullItem) -> None:
         match item:
             case KvFrame():
-                for index, block_id in enumerate(self.incoming.check_frame(item)):
+                block_ids = self.incoming.check_frame(item)
+                check_bytes(item, (item.payload,))
+                for index, block_id in enumerate(block_ids):
                     self.memory[block_id] = bytes(item.payload[index * BYTES : (index + 1) * BYTES])
                 self.incoming.take_frame(item)
             case Handover():
