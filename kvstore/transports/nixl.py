@@ -11,6 +11,7 @@ of the transport. Source of the protocol: NIXL's Python API (github.com/ai-dynam
 
 import asyncio
 import importlib
+import logging
 import secrets
 import time
 import weakref
@@ -207,6 +208,10 @@ class NixlReader:
 
 def _new_agent() -> Any:
     api = importlib.import_module("nixl._api")
+    log = logging.getLogger("nixl")  # which comes with a handler that writes to stdout
+    log.handlers.clear()
+    log.propagate = True
+    log.setLevel(logging.WARNING)
     agent = api.nixl_agent(f"baton-{secrets.token_hex(8)}", api.nixl_agent_config(backends=[BACKEND]))
     if BACKEND not in agent.backends:
         raise TransportFailed(f"its backend {BACKEND} is missing")

@@ -116,10 +116,14 @@ async def source(
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
     transport: TransportChoice = "grpc",
+    transports: Transports = GRPC_ONLY,
 ) -> AsyncIterator[Source]:
-    """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it."""
+    """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it.
+
+    A ``storage`` of the test's own is read by its ``transports``.
+    """
     clock, leases = Clock(), LeaseTable(lease_s)
-    storage, transports = (storage, GRPC_ONLY) if storage else lent_storage(transport, layout)
+    storage, transports = (storage, transports) if storage else lent_storage(transport, layout)
     released: list[tuple[TransferId, ReleaseReason]] = []
     server = TransferServer(
         storage,
@@ -180,10 +184,11 @@ async def destination(
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
     transport: TransportChoice = "grpc",
+    transports: Transports = GRPC_ONLY,
 ) -> AsyncIterator[Destination]:
-    """Pull into new blocks, with the client's background work running."""
+    """Pull into new blocks, with the client's background work running; ``transports`` are for a ``storage`` given."""
     peers = PeerSet(TOKEN)
-    storage, transports = (storage, GRPC_ONLY) if storage else lent_storage(transport, layout)
+    storage, transports = (storage, transports) if storage else lent_storage(transport, layout)
     client = TransferClient(
         storage,
         BLOCK,
@@ -211,11 +216,13 @@ Script = Callable[[Pull], AsyncIterator[bytes]]
 
 
 @asynccontextmanager
-async def scripted_source(script: Script, fingerprint: Fingerprint = FINGERPRINT) -> AsyncIterator[str]:
+async def scripted_source(
+    script: Script, fingerprint: Fingerprint = FINGERPRINT, transports: Transports = GRPC_ONLY
+) -> AsyncIterator[str]:
     """Serve Hello as it should be, and whatever ``script`` yields for a Pull; yields the address."""
 
     async def hello(_: object) -> HelloReply:
-        return identity("p0", SOURCE_EPOCH, fingerprint)
+        return identity("p0", SOURCE_EPOCH, fingerprint, transports)
 
     rpc = RpcServer("127.0.0.1", 0, Handlers({HELLO: hello}, {PULL: script}, {}), TOKEN)
     await rpc.start()
