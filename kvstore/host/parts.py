@@ -101,7 +101,9 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
     spec = loaded.spec
     layout = KvLayout(spec.layers, config.block_size, spec.dtype)
     num_blocks = config.num_blocks(layout.block_bytes)
-    lending = Lending.prepare(config.transport, spec.device, num_blocks, layout.block_bytes)
+    lending = Lending.prepare(
+        config.transport, spec.device, num_blocks, layout.block_bytes, is_encrypted=bool(config.tls_cert)
+    )
     storage = KvStorage(layout, num_blocks, spec.device, memory=lending.pool_memory)
     runner = ModelRunner(loaded, storage.layer_views(), config.block_size)
     runner.warm_up()

@@ -27,14 +27,25 @@ class Lending:
     """What is settled before the pool exists: where it lies, and which transports are to read it."""
 
     choice: TransportChoice
+    is_encrypted: bool
     memory: SharedMemory | None
 
     @classmethod
-    def prepare(cls, choice: TransportChoice, device: torch.device, num_blocks: int, block_bytes: int) -> "Lending":
+    def prepare(
+        cls,
+        choice: TransportChoice,
+        device: torch.device,
+        num_blocks: int,
+        block_bytes: int,
+        *,
+        is_encrypted: bool = False,
+    ) -> "Lending":
         """Make memory that can be shared, if ``choice`` comes to that for a pool on ``device``."""
-        if shared_memory.NAME not in wanted(choice, device):
-            return cls(choice, None)
-        return cls(choice, _try(choice, shared_memory.NAME, lambda: _share(device, num_blocks, block_bytes)))
+        if shared_memory.NAME not in wanted(choice, device, is_encrypted):
+            return cls(choice, is_encrypted, None)
+        return cls(
+            choice, is_encrypted, _try(choice, shared_memory.NAME, lambda: _share(device, num_blocks, block_bytes))
+        )
 
     @property
     def pool_memory(self) -> NDArray[np.uint8] | None:
@@ -46,17 +57,22 @@ class Lending:
         opened: list[Transport] = []
         if self.memory is not None:
             opened.append(SharedMemoryTransport(storage, self.memory))
-        if nixl.NAME in wanted(self.choice, storage.device):
+        if nixl.NAME in wanted(self.choice, storage.device, self.is_encrypted):
             transport = _try(self.choice, nixl.NAME, lambda: NixlTransport(storage))
             opened += [] if transport is None else [transport]
         return Transports(tuple(opened))
 
 
-def wanted(choice: TransportChoice, device: torch.device) -> tuple[str, ...]:
-    """Return the transports beside gRPC that ``choice`` stands for on ``device``."""
-    if choice == "auto":
-        return (shared_memory.NAME,) if device.type == "cpu" else (nixl.NAME,)
-    return () if choice == "grpc" else (choice,)
+def wanted(choice: TransportChoice, device: torch.device, is_encrypted: bool) -> tuple[str, ...]:
+    """Return the transports beside gRPC that ``choice`` stands for on ``device``.
+
+    Where calls are encrypted, NIXL, whose bytes are not, has to be asked for by name.
+    """
+    if choice != "auto":
+        return () if choice == "grpc" else (choice,)
+    if device.type == "cpu":
+        return (shared_memory.NAME,)
+    return () if is_encrypted else (nixl.NAME,)
 
 
 def _share(device: torch.device, num_blocks: int, block_bytes: int) -> SharedMemory:

@@ -26,13 +26,16 @@ def test_one_gateway_and_the_workers_asked_for() -> None:
 
 
 def test_workers_get_the_options_of_the_pool() -> None:
-    config = UpConfig(dtype="bfloat16", device="cpu", block_size=32, kv_blocks=9, max_model_len=512, threads=3)
+    config = UpConfig(
+        dtype="bfloat16", device="cpu", block_size=32, kv_blocks=9, max_model_len=512, threads=3, transport="grpc"
+    )
     for spec in plan_cluster(config, SITE, {}).workers:
         given = flags(spec)
         assert given["--model"] == "/m/small"
         assert given["--worker-id"] == spec.name
         assert (given["--dtype"], given["--device"], given["--block-size"]) == ("bfloat16", "cpu", "32")
         assert (given["--kv-blocks"], given["--max-model-len"], given["--threads"]) == ("9", "512", "3")
+        assert given["--transport"] == "grpc"
         assert spec.env["OMP_NUM_THREADS"] == "3"
         assert spec.env["OMP_WAIT_POLICY"] == "passive"
         assert given["--role-file"] == f"/logs/{spec.name}.role"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from common.messages import TransportOffer
+from kvstore.transports.choices import TransportChoice
 from kvstore.transports.lending import Lending, wanted
 from kvstore.transports.transport import TransportFailed
 from kvstore.transports.transports import GRPC_ONLY, Transports
@@ -59,18 +60,23 @@ def test_grpc_alone_needs_no_reason():
 
 
 @pytest.mark.parametrize(
-    ("choice", "device", "names"),
+    ("choice", "device", "is_encrypted", "names"),
     [
-        ("auto", CPU, ("shm",)),
-        ("auto", CUDA, ("nixl",)),
-        ("grpc", CPU, ()),
-        ("grpc", CUDA, ()),
-        ("shm", CPU, ("shm",)),
-        ("nixl", CPU, ("nixl",)),
+        ("auto", CPU, False, ("shm",)),
+        ("auto", CPU, True, ("shm",)),  # which no network sees
+        ("auto", CUDA, False, ("nixl",)),
+        ("auto", CUDA, True, ()),
+        ("grpc", CPU, False, ()),
+        ("grpc", CUDA, False, ()),
+        ("shm", CPU, False, ("shm",)),
+        ("nixl", CPU, False, ("nixl",)),
+        ("nixl", CUDA, True, ("nixl",)),
     ],
 )
-def test_an_option_stands_for_transports(choice, device: torch.device, names: tuple[str, ...]):
-    assert wanted(choice, device) == names
+def test_an_option_stands_for_transports(
+    choice: TransportChoice, device: torch.device, is_encrypted: bool, names: tuple[str, ...]
+):
+    assert wanted(choice, device, is_encrypted) == names
 
 
 def test_shared_memory_for_a_gpu_is_refused_with_a_reason(caplog: pytest.LogCaptureFixture):
