@@ -26,7 +26,7 @@ from kvstore.block_mover import BlockMover
 from kvstore.frame_size import blocks_in_frame
 from kvstore.incoming import check_bytes
 from kvstore.storage import KvStorage
-from kvstore.transports.nixl_agent import NixlAgent, as_failure, place
+from kvstore.transports.nixl_agent import NixlAgent, place
 from kvstore.transports.transport import TransportFailed
 
 NAME = "nixl"
@@ -44,6 +44,7 @@ _EAGER_S = 0.002
 class _Detail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: bytes
     """NIXL's own, of the source's agent."""
+    memory: str
     address: int
     device: int
     num_blocks: int
@@ -66,7 +67,7 @@ class NixlTransport:
     def offer(self) -> bytes:
         """Return the agent's metadata, and where the blocks are."""
         address, _, device = place(self.storage.blocks)
-        return encode(_Detail(self.agent.metadata(), address, device, *self.storage.blocks.shape))
+        return encode(_Detail(self.agent.metadata(), self.agent.memory, address, device, *self.storage.blocks.shape))
 
     def connect(self, detail: bytes) -> "NixlReader":
         """Return a reader of another agent's blocks, the same as long as there is one; raises TransportFailed."""
@@ -76,6 +77,8 @@ class NixlTransport:
             raise TransportFailed(error.message) from error
         if found.block_bytes != self.storage.layout.block_bytes:
             raise TransportFailed(f"its blocks have {found.block_bytes} bytes")
+        if found.memory != self.agent.memory:
+            raise TransportFailed(f"its blocks are in {found.memory} and ours in {self.agent.memory}")
         agent_name = self.agent.add_source(found.metadata)
         reader = self._readers.get(agent_name)
         if reader is None:
@@ -130,13 +133,13 @@ class NixlReader:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 await self._wait_read(request)
+            self._agent.end(request)
         except TimeoutError:
             self._set_aside.append((request, landing))
             raise TransportFailed(f"a read took longer than {READ_TIMEOUT_S:g} s") from None
         except BaseException:
             self._set_aside.append((request, landing))
             raise
-        request.release()
         return landing
 
     async def _wait_read(self, request: Any) -> None:
@@ -166,8 +169,7 @@ class NixlReader:
     def _is_let_go(self, request: Any, landing: _Landing) -> bool:
         """Try to end a READ that was given up; its memory is given back once nothing can write to it."""
         try:
-            with as_failure("it still runs"):
-                request.release()
+            self._agent.end(request)
         except TransportFailed:
             return False
         landing.slots.release()

@@ -1,15 +1,15 @@
 """One agent of NIXL: registered memory, and lists of it that are prepared for transfers.
 
 The package ``nixl`` is optional and loaded here only. Its errors have no common base, so every one of them is a failure
-of the transport. After NIXL's Python API (github.com/ai-dynamo/nixl, ``src/api/python/_api.py``). NIXL's own thread, which
-lets others read while this process does something else, keeps one core busy.
+of the transport. After NIXL's Python API (github.com/ai-dynamo/nixl, ``src/api/python/_api.py``). NIXL's own thread,
+which lets others read while this process does something else, keeps one core busy.
 """
 
 import importlib
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class NixlAgent:
     """Owned by one transport; called on the event loop only."""
 
     def __init__(self, memory: str) -> None:
-        """Start an agent for ``memory``, DRAM or VRAM; raises TransportFailed when the package or backend is missing."""
+        """Start an agent for ``memory``, DRAM or VRAM; raises TransportFailed without the package or its backend."""
         self.memory = memory
         with as_failure("it cannot be started"):
             self._agent = _new_agent()
@@ -42,8 +42,8 @@ class NixlAgent:
             return name.decode() if isinstance(name, bytes) else name
 
     def remove_source(self, name: str) -> None:
-        """Forget another agent."""
-        with as_failure("its agent cannot be forgotten"):
+        """Forget another agent, which may be gone."""
+        with suppress(TransportFailed), as_failure("its agent cannot be forgotten"):
             self._agent.remove_remote_agent(name)
 
     def register(self, blocks: Tensor) -> Any:
@@ -80,6 +80,11 @@ class NixlAgent:
         """Return whether a READ that was started is done; raises TransportFailed when it has failed."""
         with as_failure("a read failed"):
             return _is_done(self._agent.check_xfer_state(request))
+
+    def end(self, request: Any) -> None:
+        """Let go of a READ; raises TransportFailed while it may still write, and tries to stop it."""
+        with as_failure("a read does not end"):
+            request.release()
 
     def _prepare(self, name: str, address: int, device: int, num_blocks: int, block_bytes: int) -> Any:
         descriptors = np.empty((num_blocks, 3), dtype=np.uint64)
