@@ -15,7 +15,8 @@ from common.logprobs import TokenLogprobs
 from common.sampling import SamplingParams
 from gateway.admission import Ticket
 from gateway.capacity import Backlog
-from gateway.flow import Flow, FlowServices, Route
+from gateway.flow import Flow, FlowServices
+from gateway.route import Route
 from gateway.sample import Sample
 from gateway.text_stream import NoText, Piece, TextStream
 
