@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from common.constraint import Constraint
 from common.errors import InvalidRequest
-from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -21,10 +20,11 @@ from gateway.api.reply import ReplyHead
 from gateway.api.salt import salt_of
 from gateway.api.structured import Structure, structure_of
 from gateway.api.tools import call_structure, tool_use
-from gateway.generation import Generation, Job
-from gateway.message_forms import MessageForms
 from gateway.parts import Parts, parts_of
-from gateway.text_stream import NoText, TextStream
+from gateway.request.generation import Generation, Job
+from gateway.text import thinking
+from gateway.text.message_forms import MessageForms
+from gateway.text.text_stream import NoText, TextStream
 
 
 async def chat_completions(request: Request) -> Response:

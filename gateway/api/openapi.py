@@ -24,8 +24,8 @@ from gateway.api import (
     status,
     tokens,
 )
-from gateway.cluster_status import ClusterStatus
 from gateway.parts import baton_version
+from gateway.workers.status import ClusterStatus
 
 _REF = "#/components/schemas/{name}"
 _STREAM = {"type": "string", "description": "Server-sent events, each a chunk as JSON; the last one is [DONE]."}

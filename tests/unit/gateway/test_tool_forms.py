@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.message_stream import ContentText, MessageStream, ReasoningText, ToolCallArguments, ToolCallStart
-from gateway.thinking import ThinkReader
+from gateway.text.message_stream import ContentText, MessageStream, ReasoningText, ToolCallArguments, ToolCallStart
+from gateway.text.thinking import ThinkReader
 from gateway.tools.forced import NamedForm, RequiredForm
 from gateway.tools.forms import KINDS, FormName, form_of_template
 from gateway.tools.parts import ToolForm

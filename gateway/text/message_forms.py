@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.errors import InvalidRequest
-from gateway import thinking
 from gateway.config import GatewayConfig
-from gateway.message_stream import MessageStream
-from gateway.thinking import ThinkReader
+from gateway.text import thinking
+from gateway.text.message_stream import MessageStream
+from gateway.text.thinking import ThinkReader
 from gateway.tools.call_ids import new_call_id, new_short_call_id
 from gateway.tools.forced import NamedForm, RequiredForm
 from gateway.tools.forms import KINDS, FormName, form_of_template

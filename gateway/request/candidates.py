@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from common.errors import BatonError, Overloaded, Unavailable
 from common.ids import WorkerId
-from gateway.cluster import LOOK_AGAIN_S, Cluster
 from gateway.router import WorkerView, choose_decode
+from gateway.workers.cluster import LOOK_AGAIN_S, Cluster
 
 
 class Candidates:

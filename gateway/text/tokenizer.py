@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import tokenizers
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.chat_template import ChatMessage, ChatPrompt, ChatTemplate
-from gateway.detokenizer import MAX_TAIL_TOKENS, Detokenizer, detokenizer_factory
 from gateway.errors import ContextLengthExceeded
-from gateway.model_files import ModelFiles
-from gateway.token_texts import TokenTexts
+from gateway.text.chat_template import ChatMessage, ChatPrompt, ChatTemplate
+from gateway.text.detokenizer import MAX_TAIL_TOKENS, Detokenizer, detokenizer_factory
+from gateway.text.model_files import ModelFiles
+from gateway.text.token_texts import TokenTexts
 
 INLINE_CHARACTERS = 1024
 """Texts up to this length are encoded where they are, in well under a millisecond."""

@@ -3,10 +3,10 @@
     choose a decode worker -> Submit -> Accepted -> choose who computes the prompt -> Plan (remote: and push to a queue)
     -> Started -> tokens ... -> finished
 
-A refusal asks the next decode worker (:mod:`gateway.candidates`). Who computes the prompt, and who does when that
-fails, is the concern of :mod:`gateway.prefilling`. A decode worker that is lost moves the prompt and the output so far
-of the samples that are not complete to another one; tokens that came already are dropped by their index. The flow owns
-its samples; whatever ends it, the decode worker is told (:class:`gateway.attempt.Attempt`).
+A refusal asks the next decode worker (:mod:`~gateway.request.candidates`). Who computes the prompt, and who does when
+that fails, is the concern of :mod:`~gateway.request.prefilling`. A decode worker that is lost moves the prompt and the
+output so far of the samples that are not complete to another one; tokens that came already are dropped by their index.
+The flow owns its samples; whatever ends it, the decode worker is told (:class:`~gateway.request.attempt.Attempt`).
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from common.ids import RequestId, WorkerId, new_request_id
 from common.logprobs import TokenLogprobs
 from common.messages import SequenceOutput, Submit
 from common.sampling import SamplingParams
-from gateway.attempt import Attempt, Stage
-from gateway.cache_ledger import CacheLedger
-from gateway.candidates import Candidates
-from gateway.cluster import Cluster
-from gateway.locator import Located, Locator
-from gateway.metrics import Metrics
-from gateway.prefilling import Prefilling
-from gateway.prefix_ledger import PrefixLedger
-from gateway.route import Route
+from gateway.request.attempt import Attempt, Stage
+from gateway.request.candidates import Candidates
+from gateway.request.prefilling import Prefilling
+from gateway.request.route import Route
+from gateway.request.sample import Sample
 from gateway.router import WorkerView
-from gateway.sample import Sample
-from gateway.text_stream import Piece
+from gateway.telemetry.cache_ledger import CacheLedger
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prefix_ledger import PrefixLedger
+from gateway.text.text_stream import Piece
+from gateway.workers.cluster import Cluster
+from gateway.workers.locator import Located, Locator
 
 log = logging.getLogger(__name__)
 
