@@ -14,7 +14,7 @@ from common.ids import BlockHash, Epoch, WorkerId
 from common.messages import Keep, Role, WorkerRecord
 from common.sampling import SamplingParams
 from common.services import KEEP
-from gateway.api.salt import join_salt
+from gateway.http.salt import join_salt
 from gateway.pinned_file import PinnedPrefix
 from gateway.request.flow import Flow, FlowServices
 from gateway.request.sample import Sample

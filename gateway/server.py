@@ -22,9 +22,9 @@ from common.errors import ConfigError, Unavailable
 from common.redis_client import connect
 from common.tls import load_tls
 from gateway.admission import Admission
+from gateway.app import build_app
 from gateway.config import GatewayConfig
 from gateway.dashboard.sampler import Sampler
-from gateway.http.app import build_app
 from gateway.http.keys import Keys
 from gateway.http.protocol import HttpProtocol
 from gateway.parts import Parts, baton_version

@@ -15,7 +15,7 @@ from common.services import RESET_CACHE
 from gateway.api import chat, completions
 from gateway.api.body import read_json_body
 from gateway.api.fields import decode
-from gateway.api.salt import check_salt, salt_of
+from gateway.http.salt import check_salt, salt_of
 from gateway.parts import Parts, parts_of
 from gateway.telemetry.cache_ledger import CacheCounts, WorkerCounts, total
 from gateway.telemetry.prefix_ledger import SharedPrefix

@@ -17,9 +17,9 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.model_name import check_model
 from gateway.api.reply import ReplyHead
-from gateway.api.salt import salt_of
 from gateway.api.structured import Structure, structure_of
 from gateway.api.tools import call_structure, tool_use
+from gateway.http.salt import salt_of
 from gateway.parts import Parts, parts_of
 from gateway.request.generation import Generation, Job
 from gateway.text import thinking

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from common.errors import Unavailable
 from common.messages import Role
+from gateway.cluster_status import cluster_status
 from gateway.parts import baton_version, parts_of
-from gateway.workers.status import cluster_status
 
 
 class Status(msgspec.Struct, frozen=True):

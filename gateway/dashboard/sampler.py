@@ -15,6 +15,7 @@ import msgspec
 
 from common.messages import WorkerRecord
 from gateway.admission import Admission
+from gateway.cluster_status import cluster_status
 from gateway.dashboard.reading import Reading, read
 from gateway.dashboard.snapshot import (
     WINDOW_S,
@@ -31,7 +32,6 @@ from gateway.planner.runner import PlannerRunner
 from gateway.request.flow import FlowServices
 from gateway.telemetry.cache_ledger import total
 from gateway.telemetry.prefix_ledger import SharedPrefix
-from gateway.workers.status import cluster_status
 
 SAMPLE_S = 1.0
 HISTORY_POINTS = 900

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from common.messages import Role, WorkerRecord
+from gateway.cluster_status import ClusterStatus
 from gateway.dashboard.buckets import Buckets
 from gateway.dashboard.reading import Reading, RouteKey
-from gateway.workers.status import ClusterStatus
 
 RATE_S = 5.0
 LATENCY_S = 10.0

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.api.openapi import OPERATIONS, document
-from gateway.http.app import ROUTES
+from gateway.app import ROUTES
 from tests.support.gateway_bench import Bench
 
 pytestmark = pytest.mark.anyio
