@@ -76,7 +76,7 @@ class MessageForms:
                 return NamedForm(use.named.name)
             case ChoiceKind.AUTO:
                 assert self.tool_form is not None
-                return KINDS[self.tool_form].make(frozenset(tool.name for tool in use.tools))
+                return KINDS[self.tool_form].make(use.tools)
         return None
 
 
