@@ -22,8 +22,8 @@ from gateway.api.tools import call_structure, tool_use
 from gateway.http.salt import salt_of
 from gateway.parts import Parts, parts_of
 from gateway.request.generation import Generation, Job
-from gateway.text import thinking
 from gateway.text.message_forms import MessageForms
+from gateway.text.reasoning import Reasoning
 from gateway.text.text_stream import NoText, TextStream
 
 
@@ -41,7 +41,10 @@ async def chat_completions(request: Request) -> Response:
         prompt = chat.chat_prompt(fields.messages, use, fields.chat_template_kwargs, parts.config)
         limit = await parts.services.cluster.wait_max_model_len(parts.config.worker_wait_s)
         token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        reasoning = Reasoning.after(token_ids, parts.tokenizer) if forms.thinks else None
         constraint = await _constraint(parts, fields, call_structure(use))
+        if constraint is not None and reasoning is not None:
+            constraint = reasoning.before(constraint)
         generation = _generation(
             request,
             fields,
@@ -56,8 +59,7 @@ async def chat_completions(request: Request) -> Response:
     except BaseException:
         ticket.release()
         raise
-    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
-    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
+    make_stream = forms.streams(use, reasoning, constraint)
     writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 
