@@ -130,7 +130,9 @@ async def _serve(parent: Connection, sizes: Sizes) -> None:
     rpc = RpcServer("127.0.0.1", 0, handlers, TOKEN)
     await rpc.start()
     parent.send(rpc.address)
+    serving = asyncio.create_task(transports.run())
     await asyncio.to_thread(parent.poll, None)
+    serving.cancel()
     await rpc.stop(0)
 
 

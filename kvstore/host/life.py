@@ -119,6 +119,7 @@ class Life:
         async with asyncio.TaskGroup() as group:
             working = group.create_task(self.engine.run())
             serving = [group.create_task(one.run()) for one in (publisher, parts.transfers, parts.puller)]
+            serving.append(group.create_task(parts.model.transports.run()))
             self._state = WorkerState.READY
             await self._heartbeat.beat()
             serving.append(group.create_task(self._heartbeat.run()))

@@ -37,6 +37,9 @@ READ_TIMEOUT_S = 10.0
 MAX_LANDINGS = 4
 """Frames of one source that are read at a time."""
 
+PROGRESS_S = 0.001
+"""How often an agent does what others wait for."""
+
 _EAGER_S = 0.002
 """A READ is asked for its state at every turn of the event loop for so long, then every millisecond."""
 
@@ -63,6 +66,12 @@ class NixlTransport:
         self.agent = NixlAgent("DRAM" if storage.device.type == "cpu" else "VRAM")
         self._registered = self.agent.register(storage.blocks)
         self._readers: weakref.WeakValueDictionary[str, NixlReader] = weakref.WeakValueDictionary()
+
+    async def run(self) -> None:
+        """Let others connect and read, until cancelled."""
+        while True:
+            self.agent.progress()
+            await asyncio.sleep(PROGRESS_S)
 
     def offer(self) -> bytes:
         """Return the agent's metadata, and where the blocks are."""

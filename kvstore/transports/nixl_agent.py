@@ -1,8 +1,10 @@
 """One agent of NIXL: registered memory, and lists of it that are prepared for transfers.
 
 The package ``nixl`` is optional and loaded here only. Its errors have no common base, so every one of them is a failure
-of the transport. After NIXL's Python API (github.com/ai-dynamo/nixl, ``src/api/python/_api.py``). NIXL's own thread,
-which lets others read while this process does something else, keeps one core busy.
+of the transport. After NIXL's Python API (github.com/ai-dynamo/nixl, ``src/api/python/_api.py``).
+
+NIXL's own thread for progress is not used: it never sleeps, and so keeps a core busy. :meth:`NixlAgent.progress` is
+called instead, often enough for others to connect; bytes then move without this side wherever UCX can read remote memory.
 """
 
 import importlib
@@ -81,6 +83,11 @@ class NixlAgent:
         with as_failure("a read failed"):
             return _is_done(self._agent.check_xfer_state(request))
 
+    def progress(self) -> None:
+        """Do what other agents wait for."""
+        with suppress(TransportFailed), as_failure("no progress"):  # whoever waits gives up and says so
+            self._agent.get_new_notifs()
+
     def end(self, request: Any) -> None:
         """Let go of a READ; raises TransportFailed while it may still write, and tries to stop it."""
         with as_failure("a read does not end"):
@@ -124,7 +131,9 @@ def _new_agent() -> Any:
     log.handlers.clear()
     log.propagate = True
     log.setLevel(logging.WARNING)
-    agent = api.nixl_agent(f"baton-{secrets.token_hex(8)}", api.nixl_agent_config(backends=[BACKEND]))
+    agent = api.nixl_agent(
+        f"baton-{secrets.token_hex(8)}", api.nixl_agent_config(backends=[BACKEND], enable_prog_thread=False)
+    )
     if BACKEND not in agent.backends:
         raise TransportFailed(f"its backend {BACKEND} is missing")
     return agent

@@ -77,6 +77,9 @@ class SharedMemoryTransport:
         self._storage = storage
         self._memory = memory
 
+    async def run(self) -> None:
+        """Return at once: others read without this process."""
+
     def offer(self) -> bytes:
         """Return where the blocks are."""
         return self._memory.detail()

@@ -38,6 +38,9 @@ class Transport(Protocol):
     def name(self) -> str:
         """Stands for it in options, messages and logs."""
 
+    async def run(self) -> None:
+        """Do what must go on while others read; returns when there is nothing, else when cancelled."""
+
     def offer(self) -> bytes:
         """Return what the other end needs to connect."""
 

@@ -1,5 +1,6 @@
 """The transports that a worker has beside gRPC, and which of them reads a given source's blocks."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ class Transports:
     """What one worker has, the one that it prefers first. Owned by its process."""
 
     own: Sequence[Transport] = ()
+
+    async def run(self) -> None:
+        """Do what the transports have to do by themselves, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for transport in self.own:
+                group.create_task(transport.run())
 
     def offers(self) -> tuple[TransportOffer, ...]:
         """Return what others need to read this worker's blocks."""

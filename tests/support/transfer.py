@@ -137,9 +137,21 @@ async def source(
     rpc = RpcServer("127.0.0.1", port, server.handlers(), TOKEN)
     await rpc.start()
     try:
-        yield Source(storage, server, leases, clock, rpc.address, epoch, released)
+        async with serving(transports):
+            yield Source(storage, server, leases, clock, rpc.address, epoch, released)
     finally:
         await rpc.stop(0)
+
+
+@asynccontextmanager
+async def serving(transports: Transports) -> AsyncIterator[None]:
+    """Let others read with these transports."""
+    running = asyncio.create_task(transports.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @dataclass(slots=True)
@@ -227,6 +239,7 @@ async def scripted_source(
     rpc = RpcServer("127.0.0.1", 0, Handlers({HELLO: hello}, {PULL: script}, {}), TOKEN)
     await rpc.start()
     try:
-        yield rpc.address
+        async with serving(transports):
+            yield rpc.address
     finally:
         await rpc.stop(0)

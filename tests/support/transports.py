@@ -29,6 +29,9 @@ class Gate:
     def name(self) -> str:
         return self.behind.name
 
+    async def run(self) -> None:
+        await self.behind.run()
+
     def offer(self) -> bytes:
         return self.behind.offer()
 
