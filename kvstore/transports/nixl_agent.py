@@ -4,7 +4,7 @@ The package ``nixl`` is optional and loaded here only. Its errors have no common
 of the transport. After NIXL's Python API (github.com/ai-dynamo/nixl, ``src/api/python/_api.py``).
 
 NIXL's own thread for progress is not used: it never sleeps, and so keeps a core busy. :meth:`NixlAgent.progress` is
-called instead, often enough for others to connect; bytes then move without this side wherever UCX can read remote memory.
+called instead, often enough for others to connect; bytes then move without this side where UCX can read remote memory.
 """
 
 import importlib
