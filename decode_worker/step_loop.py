@@ -58,6 +58,7 @@ class StepLoop:
         self._hits = HitCounter(Role.DECODE)
         self._sharing = SharingMeter()
         self._num_prompt_tokens = 0
+        self._num_ahead = 0
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start."""
@@ -65,6 +66,7 @@ class StepLoop:
             self._hits.counters()
             | self._sharing.counters()
             | {"prompt_tokens_computed": self._num_prompt_tokens, "steps": self._stepper.meter.num_steps}
+            | {"steps_launched_ahead": self._num_ahead}
         )
 
     async def run(self) -> None:
@@ -142,7 +144,10 @@ class StepLoop:
         if not self._is_async:
             return None
         chunks = self._scheduler.schedule_behind(flight.chunks, time.monotonic())
-        return self._stepper.launch_behind(flight, chunks) if chunks else None
+        if not chunks:
+            return None
+        self._num_ahead += 1
+        return self._stepper.launch_behind(flight, chunks)
 
     async def _land(self, flight: Flight) -> None:
         """Wait for the results of a step, and let the answers take them."""

@@ -19,11 +19,6 @@ class SampledIds:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
-    @property
-    def is_here(self) -> bool:
-        """Whether :meth:`tolist` need not wait."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
-
     def input_ids(self, rows: Tensor) -> Tensor:
         """Return the tokens of ``rows [S]`` as the next step's input, where they were sampled; waits for nothing.
 

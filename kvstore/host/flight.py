@@ -27,7 +27,8 @@ from kvstore.sequence import Chunk, Sequence
 class Flight:
     """Made on the event loop; its methods are called on the compute thread, in the order of the launches.
 
-    ``readings`` are computed after ``before``, if given, and behind the step ``previous``, if given.
+    ``readings`` are computed after ``before``, if given, and behind the step ``previous``, if given. Results that are
+    ``is_late`` are not waited for at the launch.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class Flight:
         readings: Seq[Reading],
         before: Callable[[], None] | None = None,
         previous: "Flight | None" = None,
+        *,
+        is_late: bool = False,
     ) -> None:
         self.readings = readings
         self.chunks: tuple[Chunk, ...] = tuple(reading.chunk for reading in readings)
@@ -49,6 +52,7 @@ class Flight:
         self._block_size = block_size
         self._before = before
         self._previous = previous
+        self._is_late = is_late
         self._read: LogitsRead | None = None
 
     def launch(self) -> None:
@@ -60,7 +64,7 @@ class Flight:
             raise
         finally:
             self._before = self._previous = None
-        if self._read.sampled.is_here:
+        if not self._is_late:
             self.wait()
 
     def wait(self) -> None:

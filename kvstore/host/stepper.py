@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from common.errors import InternalError
@@ -47,8 +48,8 @@ class ComputeThread:
 class Stepper:
     """Launches one engine's steps, and gives blocks back when no step can write to them any more.
 
-    A step that follows another may be launched before the results of that one are taken, but no third. Used on the
-    event loop.
+    A step that follows another may be launched before the results of that one are taken, but no third. Where the device
+    works beside the compute thread, results are better read late: after the next launch. Used on the event loop.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class Stepper:
         block_size: int,
         meter: StepMeter,
         on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,
+        *,
+        reads_late: bool = False,
     ) -> None:
         self.meter = meter
+        self._flight = partial(Flight, runner, block_size, is_late=reads_late)
         self._on_step = on_step
         self._thread = thread
-        self._runner = runner
-        self._block_size = block_size
         self._flights: list[Flight] = []
         self._leaving: dict[Sequence, BlockTable] = {}
 
@@ -77,12 +79,12 @@ class Stepper:
         What the step reads of the sequences is copied now, so they may change while it runs.
         """
         readings = [reading_of(chunk) for chunk in chunks]
-        return self._launch(Flight(self._runner, self._block_size, readings, before))
+        return self._launch(self._flight(readings, before, None))
 
     def launch_behind(self, flight: Flight, chunks: Seq[Chunk]) -> Flight:
         """Let ``chunks`` be computed, each the one token that ``flight`` is to sample of a sequence."""
         readings = readings_ahead(chunks, flight.readings)
-        return self._launch(Flight(self._runner, self._block_size, readings, previous=flight))
+        return self._launch(self._flight(readings, None, flight))
 
     async def results(self, flight: Flight) -> list[Computed]:
         """Return what became of the chunks of ``flight``, the oldest in the air.

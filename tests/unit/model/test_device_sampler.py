@@ -80,6 +80,14 @@ def test_logits_that_are_not_finite_are_an_error(bad: float, device: str):
 
 
 @on_each_device
+def test_a_row_without_a_token_gives_the_next_step_one_that_can_be_looked_up(device: str):
+    ids = SampledIds(torch.tensor([7, -1, 5], device=device))
+    assert ids.input_ids(torch.tensor([2, 1, 0], device=device)).tolist() == [5, 0, 7]
+    with pytest.raises(InternalError, match="not finite"):
+        ids.tolist()
+
+
+@on_each_device
 def test_a_row_without_any_possible_token_is_an_error(device: str):
     with pytest.raises(InternalError, match="not finite"):
         sampled(torch.full((1, 100), float("-inf"), device=device), [row(0, top_p=0.5)])
