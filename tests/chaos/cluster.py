@@ -319,6 +319,7 @@ async def _worker(
         lease_s=LEASE_S,
         transport=transport,
         drain_seconds=2.0,
+        async_scheduling="on" if index else "off",  # one decode worker of each kind
     )
     name = config.worker_id
     argv = (sys.executable, "-P", "-m", f"{role}_worker", *to_argv(config))
