@@ -25,12 +25,15 @@ from gateway.planner.ratio import Ratio
 HOT = 0.8
 """A pool above this is about to miss its target."""
 
-WARM = 0.6
-LIGHT = 0.3
+WARM = 0.5
+LIGHT = 0.45
 """A pool above WARM is helped too, by one that would stay below LIGHT."""
 
 ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
+
+MOST = 10.0
+"""No pressure is predicted to be higher; a pool that cannot do its work at all is at it."""
 
 HOT_LOOKS = 3
 """A pool is hot when it was above HOT for so many looks in a row."""
@@ -212,10 +215,15 @@ class Planner:
         after = self._donor_after(pool, seen, num_donors)
         if after >= room:
             return self._say(Action.HOLD, Reason.DONOR_TOO_BUSY, seen, donor_after=after)
-        if self._last_role not in (None, pool) and now - self._changed_at < REVERSAL_FACTOR * self._pause_s:
+        if self._turns_back(pool, now) and (room < ROOM or after >= LIGHT):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen, donor_after=after)
         action = Action.TO_PREFILL if pool is Role.PREFILL else Action.TO_DECODE
         return self._say(action, reason, seen, donor_after=after)
+
+    def _turns_back(self, pool: Role, now: float) -> bool:
+        """Whether a worker for ``pool`` would undo a change that is not long ago."""
+        is_reversal = self._last_role is not None and self._last_role is not pool
+        return is_reversal and now - self._changed_at < REVERSAL_FACTOR * self._pause_s
 
     def _helper_after(self, pool: Role, seen: Pressure) -> float:
         """Predict the pressure of the other pool after the threshold has moved in favour of ``pool``.
@@ -231,8 +239,17 @@ class Planner:
         growth = num_donors / (num_donors - 1)
         if pool is Role.DECODE:
             return max(self._prefill, seen.prefill_busy) * growth
-        floor = min(self._itl_floor, self._itl)  # what one sequence alone takes does not grow
-        return max(seen.kv_use * growth, seen.admission * growth, floor + (self._itl - floor) * growth)
+        return max(seen.kv_use * growth, seen.admission * growth, self._itl_after(growth))
+
+    def _itl_after(self, growth: float) -> float:
+        """Predict the time between tokens when each decode worker has to write ``growth`` times as many of them.
+
+        A step takes ``floor + c·S`` with S sequences, and S sequences write ``S / step`` tokens a second: the worker
+        is ``u = 1 - floor / step`` of the way to the most it can write, and a step takes ``floor / (1 - u)``.
+        """
+        floor = min(self._itl_floor, self._itl)
+        use = growth * (1 - floor / self._itl) if self._itl else 0.0
+        return floor / (1 - use) if floor < (1 - use) * MOST else MOST
 
     def _go_home(self, seen: Pressure) -> Decision:
         if self.local_prefill_tokens != self._home_tokens:

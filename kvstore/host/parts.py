@@ -20,7 +20,7 @@ from kvstore.host.config import WorkerConfig
 from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
 from kvstore.host.metrics import HostMetrics
-from kvstore.host.stepper import ComputeThread, Stepper
+from kvstore.host.stepper import ComputeThread, Stepper, StepRunner
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
 from kvstore.peers import PeerSet
@@ -40,7 +40,7 @@ class ModelParts:
 
     spec: ModelSpec
     """``max_model_len`` is what the model, the pool and the configuration allow together."""
-    runner: ModelRunner
+    runner: StepRunner
     storage: KvStorage
     pool: BlockPool
     fingerprint: Fingerprint

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+from torch import Tensor
 
 from common.errors import InternalError
-from common.model.batch import build_step
-from common.model.runner import ModelRunner
+from common.model.batch import StepInput, build_step
 from kvstore.block_table import BlockTable
 from kvstore.host.meter import StepMeter
 from kvstore.host.reading import Computed, read, reading_of
@@ -23,6 +24,13 @@ from kvstore.sequence import Chunk, Sequence
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class StepRunner(Protocol):
+    """What computes steps: :class:`common.model.runner.ModelRunner`, or something around one."""
+
+    def forward(self, step: StepInput) -> Tensor:
+        """Return ``[R, vocab]`` float32 logits, one row for each that the step wants."""
 
 
 class ComputeThread:
@@ -46,7 +54,7 @@ class Stepper:
     def __init__(
         self,
         thread: ComputeThread,
-        runner: ModelRunner,
+        runner: StepRunner,
         block_size: int,
         meter: StepMeter,
         on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,
