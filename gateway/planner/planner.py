@@ -1,13 +1,12 @@
 """Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
 
-A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm above
-``WARM``; a warm one is helped already when the other has next to nothing to do, since long answers stay where they are
-and an overload outlasts its cause. The cheap valve comes
-first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
+A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm when its mean
+has been above ``WARM``; a warm one is helped already when the other has little to do, since a change takes seconds, long
+answers stay where they are and an overload outlasts its cause. The cheap valve comes first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
 lowering it the decode workers, at once and for free. Prompts of one length move all at once, so it is raised only if
 the decode workers could take all of them. Only when the valve is used up, one worker changes its role, and only if
 those that it leaves would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the
-change took; turning back takes a longer one. Nothing is decided while a change is under way or something cannot be
+change took; turning back takes a longer one, unless a pool is hot and the other has little to do. Nothing is decided while a change is under way or something cannot be
 known. An idle cluster goes home, to the ratio and threshold that it was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
@@ -27,7 +26,7 @@ HOT = 0.8
 
 WARM = 0.5
 LIGHT = 0.45
-"""A pool above WARM is helped too, by one that would stay below LIGHT."""
+"""A pool whose mean is above WARM is helped too, by one that would stay below LIGHT."""
 
 ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
@@ -41,6 +40,9 @@ HOT_LOOKS = 3
 RISE_S, FALL_S = 2.0, 10.0
 """Time constants of the smoothed pressures: queues come in bursts, and it is their peaks that miss a target."""
 
+MEAN_S = 5.0
+"""Time constant of the mean pressures: one burst is no load."""
+
 SETTLE_S = 3.0
 """Pause after the threshold has moved."""
 
@@ -52,7 +54,7 @@ REGRET_S, BACKOFF_S = 60.0, 300.0
 """A threshold that had to be lowered within REGRET_S of being raised is not raised again for BACKOFF_S."""
 
 REVERSAL_FACTOR = 4.0
-"""A change that undoes the last one waits for so many pauses."""
+"""A change that undoes the last one waits for so many pauses, unless a pool is hot and its donor would be LIGHT."""
 
 IDLE_S = 60.0
 """A cluster without work for this long goes home."""
@@ -118,9 +120,9 @@ class _Heat:
     num_warm: int = 0
     num_hot: int = 0
 
-    def looked(self, pressure: float) -> None:
-        self.num_warm = self.num_warm + 1 if pressure > WARM else 0
-        self.num_hot = self.num_hot + 1 if pressure > HOT else 0
+    def looked(self, mean: float, peaks: float) -> None:
+        self.num_warm = self.num_warm + 1 if mean > WARM else 0
+        self.num_hot = self.num_hot + 1 if peaks > HOT else 0
 
 
 class Planner:
@@ -134,6 +136,7 @@ class Planner:
         self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
         self._looked_at: float | None = None
         self._prefill = self._decode = self._itl = 0.0
+        self._mean_prefill = self._mean_decode = 0.0
         self._heat = {role: _Heat() for role in Role}
         self._itl_floor = math.inf
         self._idle_since: float | None = None
@@ -276,8 +279,10 @@ class Planner:
         self._prefill = _along_peaks(self._prefill, seen.prefill, elapsed)
         self._decode = _along_peaks(self._decode, seen.decode, elapsed)
         self._itl = _along_peaks(self._itl, seen.itl, elapsed)
-        self._heat[Role.PREFILL].looked(self._prefill)
-        self._heat[Role.DECODE].looked(self._decode)
+        self._mean_prefill = _towards(self._mean_prefill, seen.prefill, elapsed, MEAN_S)
+        self._mean_decode = _towards(self._mean_decode, seen.decode, elapsed, MEAN_S)
+        self._heat[Role.PREFILL].looked(self._mean_prefill, self._prefill)
+        self._heat[Role.DECODE].looked(self._mean_decode, self._decode)
         if seen.itl:
             self._itl_floor = min(self._itl_floor, seen.itl)
 
@@ -310,5 +315,8 @@ class Planner:
 
 
 def _along_peaks(value: float, newest: float, elapsed_s: float) -> float:
-    weight = 1 - math.exp(-elapsed_s / (RISE_S if newest > value else FALL_S))
-    return value + weight * (newest - value)
+    return _towards(value, newest, elapsed_s, RISE_S if newest > value else FALL_S)
+
+
+def _towards(value: float, newest: float, elapsed_s: float, constant_s: float) -> float:
+    return value + (1 - math.exp(-elapsed_s / constant_s)) * (newest - value)

@@ -16,6 +16,7 @@ from gateway.planner.planner import (
     MIN_COOL_DOWN_S,
     REVERSAL_FACTOR,
     ROOM,
+    WARM,
     Action,
     Decision,
     Planner,
@@ -97,7 +98,7 @@ def test_a_warm_pool_is_helped_by_one_that_has_next_to_nothing_to_do_and_by_no_o
     assert driver.actions() == [Action.LOCAL_TOKENS, Action.TO_DECODE]
     assert driver.done[-1][1].reason is Reason.DECODE_WARM
     other = Driver()
-    other.look(replace(warm, prefill_busy=0.4), 60)
+    other.look(replace(warm, prefill_busy=0.5), 60)
     assert other.actions() == []
 
 
@@ -270,7 +271,7 @@ TestPlannerMachine = PlannerMachine.TestCase
 TestPlannerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.59), st.floats(0, 0.59)), min_size=1, max_size=100))
+@given(st.lists(st.tuples(st.floats(0, WARM), st.floats(0, WARM)), min_size=1, max_size=100))
 def test_below_the_mark_nothing_ever_changes(looks: list[tuple[float, float]]) -> None:
     driver = Driver()
     for waits, itl in looks:
