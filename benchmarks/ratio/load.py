@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from compose.tune.calibrate import num_tokens
+from compose.tune.probe import num_tokens
 from compose.tune.trace import Arrival
 from gateway.planner.pressure import Targets
 

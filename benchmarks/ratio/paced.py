@@ -3,9 +3,9 @@
     python -P -m benchmarks.ratio.paced ROLE PROFILE.json PACE.json [options of a worker]
 
 Each step is computed by the model, and then the compute thread sleeps until the step has taken as long as
-:mod:`compose.tune.profile` says. So the speed of a worker does not depend on how many share the machine's cores, as long
-as these are not all in use. Everything else is what `python -m prefill_worker` and `decode_worker` run. At its end the
-worker writes how many of its steps took longer than their pace.
+:mod:`compose.tune.profile` says. So the speed of a worker does not depend on how many share the machine's cores, as
+long as these are not all in use. Everything else is what `python -m prefill_worker` and `decode_worker` run. At its end
+the worker writes how many of its steps took longer than their pace.
 """
 
 import sys
@@ -73,15 +73,12 @@ def main(role: str, profile_path: str, pace_path: str, argv: list[str]) -> None:
         parts = load_model_parts(config)
         return replace(parts, runner=PacedRunner(parts.runner, profile, pace))
 
-    async def run(config: WorkerConfig) -> None:
-        try:
-            await run_worker(config, Role(role), load)
-        finally:
-            Path(pace_path).write_bytes(msgspec.json.encode(pace))
-
     app = application()
-    app.default(command(WorkerConfig, run))
-    execute(app, argv)
+    app.default(command(WorkerConfig, lambda config: run_worker(config, Role(role), load)))
+    try:
+        execute(app, argv)
+    finally:
+        Path(pace_path).write_bytes(msgspec.json.encode(pace))
 
 
 if __name__ == "__main__":

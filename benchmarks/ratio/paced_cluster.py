@@ -44,13 +44,10 @@ async def paced_cluster(config: UpConfig, profile: CostProfile, folder: Path) ->
 
     Raises BatonError when it cannot be started, TimeoutError when it does not become ready.
     """
-    folder.mkdir(parents=True)
-    model = folder / "model"
-    await asyncio.to_thread(tiny_models.build, "llama", model)
-    write_profile(profile, folder / "profile.json")
+    await asyncio.to_thread(_prepare, folder, profile)
     address = new_address(free_port("127.0.0.1"))
     port = free_port(config.host)
-    site = Site(model, "tiny", port, address.url, secrets.token_hex(16), folder)
+    site = Site(folder / "model", "tiny", port, address.url, secrets.token_hex(16), folder)
     plan = plan_cluster(config, site, os.environ)
     async with asyncio.TaskGroup() as group:
         supervisor = Supervisor(folder, group)
@@ -67,6 +64,12 @@ async def paced_cluster(config: UpConfig, profile: CostProfile, folder: Path) ->
             yield PacedCluster(url, folder)
         finally:
             await supervisor.stop(gateway, workers, redis)
+
+
+def _prepare(folder: Path, profile: CostProfile) -> None:
+    folder.mkdir(parents=True)
+    tiny_models.build("llama", folder / "model")
+    write_profile(profile, folder / "profile.json")
 
 
 def _paced(spec: ChildSpec, folder: Path) -> ChildSpec:

@@ -200,7 +200,9 @@ def _table(runs: Sequence[Run]) -> Table:
             "\n".join(f"{good} of {all_}" for good, all_ in zip(run.num_good, run.num_requests, strict=True)),
             str(run.num_failed),
             "\n".join(f"{p50:.2f} / {p95:.2f}" for p50, p95 in zip(run.ttft_p50_s, run.ttft_p95_s, strict=True)),
-            "\n".join(f"{p50 * 1e3:.0f} / {p95 * 1e3:.0f}" for p50, p95 in zip(run.itl_p50_s, run.itl_p95_s, strict=True)),
+            "\n".join(
+                f"{p50 * 1e3:.0f} / {p95 * 1e3:.0f}" for p50, p95 in zip(run.itl_p50_s, run.itl_p95_s, strict=True)
+            ),
             f"{run.late_steps:.1%}",
             f"{run.busy_cores:.2f}",
         )

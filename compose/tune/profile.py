@@ -6,7 +6,7 @@ A step that computes prompt chunks and decodes ``S`` sequences takes
 
 with P prompt tokens, Q the sum over chunks of tokens times the context that they attend to, and C the context of all
 decoding sequences; the base is ``decode_base_s`` when something decodes, else ``prefill_base_s``. (The form of Vidur's
-and SplitwiseSim's models.) Workers that share cores slow each other down.
+and SplitwiseSim's models.) Workers that share a machine slow each other down.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,10 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From the first token to the first step on the decode worker."""
     transfer_token_s: float
     """What each prompt token adds to that."""
+    prefill_contention: float = 0.0
+    """Share by which each other worker that computes meanwhile makes a prefill worker's step longer."""
+    decode_contention: float = 0.0
+    """The same for a decode worker's."""
     change_s: float = 0.5
     """From a drained worker to one that takes work in its new role."""
     kv_blocks: int = 4096

@@ -1,13 +1,14 @@
 """Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
 
-A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm when its mean
-has been above ``WARM``; a warm one is helped already when the other has little to do, since a change takes seconds, long
-answers stay where they are and an overload outlasts its cause. The cheap valve comes first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
-lowering it the decode workers, at once and for free. Prompts of one length move all at once, so it is raised only if
-the decode workers could take all of them. Only when the valve is used up, one worker changes its role, and only if
-those that it leaves would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the
-change took; turning back takes a longer one, unless a pool is hot and the other has little to do. Nothing is decided while a change is under way or something cannot be
-known. An idle cluster goes home, to the ratio and threshold that it was given.
+A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm when its
+mean has been above ``WARM``; a warm one is helped already when the other has little to do, since a change takes
+seconds, long answers stay where they are and an overload outlasts its cause. The cheap valve comes first: prompts up to
+a threshold are read where they are answered, so raising it relieves the prefill workers and lowering it the decode
+workers, at once and for free. Prompts of one length move all at once, so it is raised only if the decode workers could
+take all of them. Only when the valve is used up, one worker changes its role, and only if those that it leaves would
+stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took; turning back
+takes a longer one, unless a pool is hot and the other has little to do. Nothing is decided while a change is under way
+or something cannot be known. An idle cluster goes home, to the ratio and threshold that it was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
 ours.
