@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from compose.tune.probe import num_tokens
+from compose.tune.probe import event_lines, num_tokens
 from compose.tune.trace import Arrival
 from gateway.planner.pressure import Targets
 
@@ -77,10 +77,10 @@ async def _one(client: httpx2.AsyncClient, arrival: Arrival, load_began: float, 
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 served.error = f"status {answer.status_code}"
-            async for line in answer.aiter_lines():
+            async for line in event_lines(answer):
                 served.times += [time.perf_counter() - began] * num_tokens(line)
-                if line.startswith('data: {"error"'):
-                    served.error = line
+                if line.startswith(b'data: {"error"'):
+                    served.error = line.decode()
     except httpx2.HTTPError as error:
         served.error = type(error).__name__
     return served

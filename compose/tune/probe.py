@@ -6,7 +6,7 @@ Prompts are random, so nothing of them is cached unless they are sent twice.
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import httpx2
@@ -138,7 +138,7 @@ async def stream(client: httpx2.AsyncClient, token_ids: list[int], max_tokens: i
         probe = Probe(
             len(token_ids), kind == "remote", [], workers.get("prefill", ""), workers.get("decode", ""), began
         )
-        async for line in answer.aiter_lines():
+        async for line in event_lines(answer):
             probe.times += [clock() - began] * num_tokens(line)
     return probe
 
@@ -149,11 +149,20 @@ def _route(header: str) -> tuple[str, dict[str, str]]:
     return kind, dict(part.split("=", 1) for part in parts if "=" in part)
 
 
-def num_tokens(line: str) -> int:
+async def event_lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Give the lines of a stream as they come. Text may hold separators such as U+2028, which end no line of a stream."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def num_tokens(line: bytes) -> int:
     """Return how many tokens a line of a stream brings, which was asked for with ``return_token_ids``."""
-    if not line.startswith("data: {"):
+    if not line.startswith(b"data: {"):
         return 0
-    event = msgspec.json.decode(line.removeprefix("data: "), type=_Event)
+    event = msgspec.json.decode(line.removeprefix(b"data: "), type=_Event)
     return sum(len(choice.token_ids or ()) for choice in event.choices)
 
 

@@ -81,9 +81,29 @@ def test_each_option_is_a_flag_and_a_variable(name: str, config_type: type[Any])
 
 
 def test_the_command_loads_neither_torch_nor_a_model_library() -> None:
-    script = "import compose.cli, sys; print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+    script = "import compose.commands, sys; print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
     ended = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+from compose.cli import main
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "compose.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["baton", "up"]
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_loads_ends_it_without_a_word() -> None:
+    ended = subprocess.run((sys.executable, "-c", INTERRUPTED), capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
