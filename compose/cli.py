@@ -1,8 +1,8 @@
 """The command ``baton``, from its first moment: Ctrl-C ends it without a word, also while it loads.
 
-Loading the commands takes most of a second, and an interrupt within an import would show a traceback of whatever library
-it met. So until they are there it ends the process at once, when there is nothing yet that would have to be ended in
-order; from then on it is the command's own.
+Loading the commands takes most of a second, and an interrupt within an import would show a traceback of whatever
+library it met. So until they are there it ends the process at once, when there is nothing yet that would have to be
+ended in order; from then on it is the command's own.
 """
 
 import os

@@ -150,7 +150,7 @@ def _route(header: str) -> tuple[str, dict[str, str]]:
 
 
 async def event_lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """Give the lines of a stream as they come. Text may hold separators such as U+2028, which end no line of a stream."""
+    """Give the lines of a stream as they come. Text may hold separators such as U+2028, which end no line here."""
     rest = b""
     async for data in answer.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
