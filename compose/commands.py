@@ -32,15 +32,9 @@ from compose.smollm2 import NAME
 from compose.status import StatusConfig, status
 from compose.top import TopConfig, top
 from compose.tune_config import TuneConfig
-from compose.up_config import UpConfig
+from compose.up_command import up_command
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
-
-
-async def _up(config: UpConfig) -> None:
-    from compose.up import up
-
-    await up(config)
 
 
 async def _gateway(config: GatewayConfig) -> None:
@@ -134,7 +128,7 @@ def _bench() -> App:
 def baton() -> App:
     """Return the command line."""
     app = application("baton", "Serve a language model with separate prefill and decode workers.")
-    app.command(command(UpConfig, _up), name="up")
+    app.command(up_command(), name="up")
     app.command(command(GatewayConfig, _gateway), name="gateway", help="Run one gateway.")
     app.command(command(WorkerConfig, _prefill), name="prefill", help="Run one prefill worker.")
     app.command(command(WorkerConfig, _decode), name="decode", help="Run one decode worker.")

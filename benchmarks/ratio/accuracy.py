@@ -23,7 +23,6 @@ from compose.tune.cluster import SimCluster
 from compose.tune.outcome import percentile
 from compose.tune.profile import CostProfile
 from compose.tune.trace import Arrival, poisson
-from compose.up_config import UpConfig
 from gateway.planner.pressure import Targets
 from gateway.planner.ratio import Ratio
 from tests.support.cluster import running_cluster
@@ -98,9 +97,7 @@ def _capacity(profile: CostProfile, isl: int, osl: int) -> float:
 @asynccontextmanager
 async def _cluster(*, paced: bool, folder: Path) -> AsyncIterator[str]:
     if paced:
-        async with paced_cluster(
-            UpConfig(threads=1, kv_blocks=PROFILE.kv_blocks), PROFILE, folder / "paced"
-        ) as cluster:
+        async with paced_cluster(Ratio(1, 1), PROFILE, folder / "paced") as cluster:
             yield cluster.url
         return
     options = ("--threads", "1", "--kv-memory", "256MiB", "--max-model-len", "2048")

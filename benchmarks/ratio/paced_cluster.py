@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,12 +16,14 @@ from common.messages import Role
 from compose.child import ChildSpec
 from compose.embedded_redis import new_address, valkey_spec, wait_redis
 from compose.first_of import first_of
+from compose.passed_on import PassedOn
 from compose.plan import Site, base_env, plan_cluster
 from compose.ports import free_port
 from compose.readiness import wait_ready
 from compose.supervisor import Supervisor
 from compose.tune.profile import CostProfile, write_profile
 from compose.up_config import UpConfig
+from gateway.planner.ratio import Ratio
 from tests.support import tiny_models
 
 START_S = 120.0
@@ -39,16 +42,20 @@ class PacedCluster:
 
 
 @asynccontextmanager
-async def paced_cluster(config: UpConfig, profile: CostProfile, folder: Path) -> AsyncIterator[PacedCluster]:
-    """Start what ``config`` says with workers of ``profile``, wait until it is ready, and end it in order.
+async def paced_cluster(
+    ratio: Ratio, profile: CostProfile, folder: Path, **gateway: Any
+) -> AsyncIterator[PacedCluster]:
+    """Start workers of ``profile`` in ``ratio`` and a gateway with these options, and end all in order.
 
     Raises BatonError when it cannot be started, TimeoutError when it does not become ready.
     """
     await asyncio.to_thread(_prepare, folder, profile)
     address = new_address(free_port("127.0.0.1"))
+    config = UpConfig(prefill=ratio.prefill, decode=ratio.decode, threads=1)
+    passed = PassedOn(gateway, {"kv_blocks": profile.kv_blocks})
     port = free_port(config.host)
     site = Site(folder / "model", "tiny", port, address.url, secrets.token_hex(16), folder)
-    plan = plan_cluster(config, site, os.environ)
+    plan = plan_cluster(config, passed, site, os.environ)
     async with asyncio.TaskGroup() as group:
         supervisor = Supervisor(folder, group)
         redis = [supervisor.start(valkey_spec(address, base_env(os.environ)))]

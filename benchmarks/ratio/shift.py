@@ -25,7 +25,6 @@ from compose.status import fetch_cluster
 from compose.tune.outcome import percentile
 from compose.tune.profile import CostProfile
 from compose.tune.trace import Arrival, poisson
-from compose.up_config import UpConfig
 from gateway.planner.planner import Action
 from gateway.planner.pressure import Targets
 from gateway.planner.ratio import Ratio
@@ -89,16 +88,8 @@ def turning(seconds: float) -> list[Arrival]:
 
 async def run_once(name: str, ratio: Ratio, planner: str, seconds: float, folder: Path) -> Run:
     """Serve the turning load on a fresh cluster of ``ratio``."""
-    config = UpConfig(
-        prefill=ratio.prefill,
-        decode=ratio.decode,
-        threads=1,
-        kv_blocks=PROFILE.kv_blocks,
-        planner=planner,  # type: ignore[arg-type]
-        planner_ttft_s=TARGETS.ttft_s,
-        planner_itl_s=TARGETS.itl_s,
-    )
-    async with paced_cluster(config, PROFILE, folder) as cluster:
+    targets = {"planner_ttft_s": TARGETS.ttft_s, "planner_itl_s": TARGETS.itl_s}
+    async with paced_cluster(ratio, PROFILE, folder, planner=planner, **targets) as cluster:
         await serve(cluster.url, WARM_UP, seed=1)
         await asyncio.sleep(SETTLE_S)
         cores, flips = BusyCores(), list[tuple[float, str, str]]()
