@@ -14,6 +14,7 @@ from gateway.planner.planner import (
     HOT_LOOKS,
     IDLE_S,
     MIN_COOL_DOWN_S,
+    MOST,
     REVERSAL_FACTOR,
     ROOM,
     WARM,
@@ -121,14 +122,31 @@ def test_two_changes_of_a_worker_are_a_cool_down_apart_which_grows_with_what_one
         assert min(gaps) >= max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
 
 
-def test_turning_back_waits_longer() -> None:
+def seconds_to_turn_back(load: Pressure) -> float:
+    """Return how long after a change in favour of prefill one in favour of decode comes."""
     driver = Driver()
-    driver.look(DECODE_HOT, 12)
-    assert driver.ratio == Ratio(1, 3)
-    flipped_at = next(at for at, decision in driver.done if decision.role is Role.DECODE)
-    driver.look(PREFILL_HOT, 100)
-    back_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
-    assert back_at - flipped_at >= REVERSAL_FACTOR * MIN_COOL_DOWN_S
+    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), 12)
+    assert driver.ratio == Ratio(3, 1)
+    flipped_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
+    driver.look(load, 100)
+    return next(at for at, decision in driver.done if decision.role is Role.DECODE) - flipped_at
+
+
+def test_turning_back_waits_longer() -> None:
+    assert seconds_to_turn_back(replace(DECODE_HOT, prefill_busy=0.4)) >= REVERSAL_FACTOR * MIN_COOL_DOWN_S
+
+
+def test_a_load_that_has_plainly_turned_is_followed_sooner() -> None:
+    assert MIN_COOL_DOWN_S <= seconds_to_turn_back(DECODE_HOT) < REVERSAL_FACTOR * MIN_COOL_DOWN_S
+
+
+def test_decode_workers_that_could_not_write_what_one_less_leaves_them_give_none() -> None:
+    """A step grows faster than the number of its sequences: at 2.5 times its floor a worker does 0.6 of its most."""
+    driver = Driver()
+    driver.look(replace(CALM, itl=0.2), 1)
+    last = driver.look(replace(PREFILL_HOT, itl=0.5), 30)
+    assert driver.actions() == []
+    assert (last.reason, last.donor_after) == (Reason.DONOR_TOO_BUSY, MOST)
 
 
 def test_the_last_worker_of_a_role_stays() -> None:
