@@ -125,7 +125,7 @@ def test_two_changes_of_a_worker_are_a_cool_down_apart_which_grows_with_what_one
 def seconds_to_turn_back(load: Pressure) -> float:
     """Return how long after a change in favour of prefill one in favour of decode comes."""
     driver = Driver()
-    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), 12)
+    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), HOT_LOOKS)
     assert driver.ratio == Ratio(3, 1)
     flipped_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
     driver.look(load, 100)
