@@ -46,7 +46,7 @@ PROFILE = CostProfile(
 TARGETS = Targets(ttft_s=4.0, itl_s=0.15)
 NUM_WORKERS = 4
 READING, READING_RATE = (500, 50), 3.9
-WRITING, WRITING_RATE = (30, 300), 2.0
+WRITING, WRITING_RATE = (30, 300), 2.2
 """Tokens of prompt and answer, and requests a second, of the two phases."""
 
 ENOUGH = 0.95
