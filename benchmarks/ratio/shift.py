@@ -43,10 +43,10 @@ PROFILE = CostProfile(
 )
 """Of a device that reads some 960 tokens a second and writes at most 333; what lies between workers is real."""
 
-TARGETS = Targets(ttft_s=4.0, itl_s=0.15)
+TARGETS = Targets(ttft_s=4.0, itl_s=0.2)
 NUM_WORKERS = 4
 READING, READING_RATE = (500, 50), 3.9
-WRITING, WRITING_RATE = (30, 300), 2.2
+WRITING, WRITING_RATE = (20, 200), 3.6
 """Tokens of prompt and answer, and requests a second, of the two phases."""
 
 ENOUGH = 0.95

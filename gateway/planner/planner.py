@@ -6,9 +6,10 @@ seconds, long answers stay where they are and an overload outlasts its cause. Th
 a threshold are read where they are answered, so raising it relieves the prefill workers and lowering it the decode
 workers, at once and for free. Prompts of one length move all at once, so it is raised only if the decode workers could
 take all of them. Only when the valve is used up, one worker changes its role, and only if those that it leaves would
-stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took; turning back
-takes a longer one, unless a pool is hot and the other has little to do. Nothing is decided while a change is under way
-or something cannot be known. An idle cluster goes home, to the ratio and threshold that it was given.
+stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took, and turning back
+takes a longer one; where a pool is hot and the other has little to do, the least pause is enough. Nothing is decided
+while a change is under way or something cannot be known. An idle cluster goes home, to the ratio and threshold that it
+was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
 ours.
@@ -28,6 +29,9 @@ HOT = 0.8
 WARM = 0.5
 LIGHT = 0.45
 """A pool whose mean is above WARM is helped too, by one that would stay below LIGHT."""
+
+SPARE = 0.2
+"""A donor that would stay below this loses nothing: it may help a warm pool although that turns a change back."""
 
 ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
@@ -49,13 +53,14 @@ SETTLE_S = 3.0
 
 MIN_COOL_DOWN_S = 5.0
 COOL_DOWN_FACTOR = 3.0
-"""Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S."""
+"""Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S. After that least
+pause a pool that is hot is helped by one that would be LIGHT."""
 
 REGRET_S, BACKOFF_S = 60.0, 300.0
 """A threshold that had to be lowered within REGRET_S of being raised is not raised again for BACKOFF_S."""
 
 REVERSAL_FACTOR = 4.0
-"""A change that undoes the last one waits for so many pauses, unless a pool is hot and its donor would be LIGHT."""
+"""A change that undoes the last one waits for so many pauses, with the same exception."""
 
 IDLE_S = 60.0
 """A cluster without work for this long goes home."""
@@ -136,14 +141,14 @@ class Planner:
         self._home_tokens = local_prefill_tokens
         self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
         self._looked_at: float | None = None
-        self._prefill = self._decode = self._itl = 0.0
-        self._mean_prefill = self._mean_decode = 0.0
+        self._prefill = self._decode = 0.0
+        self._mean_prefill = self._mean_decode = self._mean_itl = 0.0
         self._heat = {role: _Heat() for role in Role}
         self._itl_floor = math.inf
         self._idle_since: float | None = None
         self._in_flight: Role | None = None
         self._raised_at = self._no_raise_until = -math.inf
-        self._paused_until = -math.inf
+        self._paused_until = self._settled_at = -math.inf
         self._last_role: Role | None = None
         self._changed_at = -math.inf
         self._pause_s = 0.0
@@ -165,7 +170,8 @@ class Planner:
         self._in_flight = None
         self._changed_at = now
         self._pause_s = max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
-        self._pause(now, self._pause_s)
+        self._settled_at = now + self._pause_s
+        self._pause(now, MIN_COOL_DOWN_S)
 
     def forget(self, now: float) -> None:
         """Somebody else has changed the cluster: what was seen before says nothing any more."""
@@ -186,7 +192,8 @@ class Planner:
         if self._in_flight is not None or not seen.is_settled:
             self._cool()
             return self._say(Action.HOLD, Reason.CHANGE_IN_FLIGHT, seen)
-        if now < self._paused_until:
+        is_hot = any(heat.num_hot >= HOT_LOOKS for heat in self._heat.values())
+        if now < self._paused_until or (now < self._settled_at and not is_hot):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen)
         if self._is_idle(seen, now):
             return self._go_home(seen)
@@ -219,7 +226,8 @@ class Planner:
         after = self._donor_after(pool, seen, num_donors)
         if after >= room:
             return self._say(Action.HOLD, Reason.DONOR_TOO_BUSY, seen, donor_after=after)
-        if self._turns_back(pool, now) and (room < ROOM or after >= LIGHT):
+        is_plain = after < (LIGHT if room == ROOM else SPARE)
+        if not is_plain and (now < self._settled_at or self._turns_back(pool, now)):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen, donor_after=after)
         action = Action.TO_PREFILL if pool is Role.PREFILL else Action.TO_DECODE
         return self._say(action, reason, seen, donor_after=after)
@@ -246,13 +254,13 @@ class Planner:
         return max(seen.kv_use * growth, seen.admission * growth, self._itl_after(growth))
 
     def _itl_after(self, growth: float) -> float:
-        """Predict the time between tokens when each decode worker has to write ``growth`` times as many of them.
+        """Predict the time between tokens when a decode worker has to write ``growth`` times as many of them.
 
         A step takes ``floor + c·S`` with S sequences, and S sequences write ``S / step`` tokens a second: the worker
         is ``u = 1 - floor / step`` of the way to the most it can write, and a step takes ``floor / (1 - u)``.
         """
-        floor = min(self._itl_floor, self._itl)
-        use = growth * (1 - floor / self._itl) if self._itl else 0.0
+        floor = min(self._itl_floor, self._mean_itl)
+        use = growth * (1 - floor / self._mean_itl) if self._mean_itl else 0.0
         return floor / (1 - use) if floor < (1 - use) * MOST else MOST
 
     def _go_home(self, seen: Pressure) -> Decision:
@@ -279,13 +287,14 @@ class Planner:
         self._looked_at = now
         self._prefill = _along_peaks(self._prefill, seen.prefill, elapsed)
         self._decode = _along_peaks(self._decode, seen.decode, elapsed)
-        self._itl = _along_peaks(self._itl, seen.itl, elapsed)
         self._mean_prefill = _towards(self._mean_prefill, seen.prefill, elapsed, MEAN_S)
         self._mean_decode = _towards(self._mean_decode, seen.decode, elapsed, MEAN_S)
+        mean_itl = seen.itl if seen.mean_itl is None else seen.mean_itl
+        self._mean_itl = _towards(self._mean_itl, mean_itl, elapsed, MEAN_S)
         self._heat[Role.PREFILL].looked(self._mean_prefill, self._prefill)
         self._heat[Role.DECODE].looked(self._mean_decode, self._decode)
-        if seen.itl:
-            self._itl_floor = min(self._itl_floor, seen.itl)
+        if mean_itl:
+            self._itl_floor = min(self._itl_floor, mean_itl)
 
     def _is_idle(self, seen: Pressure, now: float) -> bool:
         if seen.num_sequences:

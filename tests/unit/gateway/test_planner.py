@@ -13,6 +13,7 @@ from gateway.planner.planner import (
     COOL_DOWN_FACTOR,
     HOT_LOOKS,
     IDLE_S,
+    LIGHT,
     MIN_COOL_DOWN_S,
     MOST,
     REVERSAL_FACTOR,
@@ -115,11 +116,24 @@ def test_a_moment_of_pressure_changes_nothing() -> None:
 def test_two_changes_of_a_worker_are_a_cool_down_apart_which_grows_with_what_one_takes() -> None:
     for took_s in (0.5, 8.0):
         driver = Driver(ratio=Ratio(6, 2))
-        driver.look(DECODE_HOT, 200, took_s=took_s)
+        driver.look(replace(DECODE_HOT, prefill_busy=0.4), 200, took_s=took_s)
         times = [at for at, decision in driver.done if decision.role is not None]
         assert len(times) >= 2
         gaps = [after - before for before, after in itertools.pairwise(times)]
         assert min(gaps) >= max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
+
+
+def test_an_overload_that_the_other_pool_can_plainly_end_waits_for_the_least_pause_only() -> None:
+    driver = Driver(ratio=Ratio(3, 1))
+    driver.look(DECODE_HOT, 40, took_s=8.0)
+    first, second = [at for at, decision in driver.done if decision.role is Role.DECODE]
+    assert MIN_COOL_DOWN_S <= second - first < COOL_DOWN_FACTOR * 8.0
+
+
+def test_a_queue_before_prefill_workers_that_rest_is_no_reason_for_more_of_them() -> None:
+    driver = Driver()
+    driver.look(replace(PREFILL_HOT, prefill_busy=0.1), 30)
+    assert driver.actions() == []
 
 
 def seconds_to_turn_back(load: Pressure) -> float:
@@ -203,7 +217,7 @@ def test_home_takes_no_last_worker_either() -> None:
 
 def test_a_steady_load_between_the_marks_moves_nothing() -> None:
     driver = Driver()
-    driver.look(replace(CALM, prefill_wait=0.75, itl=0.75), 300)
+    driver.look(replace(CALM, prefill_wait=0.75, prefill_busy=0.5, itl=0.75), 300)
     assert driver.actions() == []
 
 
@@ -250,7 +264,7 @@ class PlannerMachine(RuleBasedStateMachine):
     ) -> None:
         for _ in range(looks):
             self.now += 1
-            seen = Pressure(self.ratio, settled, work, waits, busy, kv, itl, admission, missing)
+            seen = Pressure(self.ratio, settled, work, waits, busy, kv, itl, admission, missing=missing)
             decision = self.decision = self.planner.decide(seen, self.now)
             if decision.action is Action.HOLD:
                 continue
@@ -258,7 +272,9 @@ class PlannerMachine(RuleBasedStateMachine):
             assert settled
             assert self.role is None, "a second change in flight"
             if decision.role is not None:
-                assert self.now - self.ended_at >= max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * self.took_s)
+                is_plain = decision.reason in (Reason.PREFILL_HOT, Reason.DECODE_HOT) and decision.donor_after < LIGHT
+                pause_s = MIN_COOL_DOWN_S if is_plain else max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * self.took_s)
+                assert self.now - self.ended_at >= pause_s
                 assert self.ratio.moved(decision.role).prefill >= 1
                 assert self.ratio.moved(decision.role).decode >= 1
                 assert decision.donor_after < ROOM
@@ -326,6 +342,7 @@ def test_pressures_are_measured_against_the_targets() -> None:
     assert seen.prefill == pytest.approx(4000 / 2000 / 2.0)
     assert (seen.prefill_busy, seen.kv_use) == (0.75, 0.5)
     assert (seen.itl, seen.admission) == (pytest.approx(0.7), 0.25)
+    assert seen.mean_itl == pytest.approx(0.6)
     assert seen.decode == pytest.approx(0.7)
 
 
