@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ratio.load import WARM_UP, serve
+from benchmarks.ratio.load import WARM_UP, Served, serve
 from benchmarks.ratio.machine import BusyCores
 from benchmarks.ratio.paced_cluster import paced_cluster
 from benchmarks.ratio.shift import PROFILE
@@ -22,7 +22,7 @@ from compose.tune.calibrate import calibrate
 from compose.tune.cluster import SimCluster
 from compose.tune.outcome import percentile
 from compose.tune.profile import CostProfile
-from compose.tune.trace import Arrival, poisson
+from compose.tune.trace import poisson
 from gateway.planner.pressure import Targets
 from gateway.planner.ratio import Ratio
 from tests.support.cluster import running_cluster
@@ -70,19 +70,21 @@ async def compare(url: str) -> Accuracy:
         rate = share * _capacity(profile, isl, osl)
         seconds = 2 * NUM_REQUESTS / rate
         arrivals = poisson(isl=isl, osl=osl, rate=rate, seconds=seconds, seed=number)[:NUM_REQUESTS]
-        medians += await _compare_one(url, profile, arrivals, f"{isl} + {osl} at {rate:.2f}/s")
+        served = await serve(url, arrivals, seed=100 + number)  # prompts that nobody has seen
+        medians += _medians(profile, served, f"{isl} + {osl} at {rate:.2f}/s")
     return Accuracy(profile, medians, cores.mean())
 
 
-async def _compare_one(url: str, profile: CostProfile, arrivals: Sequence[Arrival], name: str) -> list[Median]:
-    served = [one for one in await serve(url, arrivals, seed=len(arrivals)) if not one.has_failed]
-    run = SimCluster(profile, Ratio(1, 1), Targets(30.0, 1.0)).run(arrivals)
+def _medians(profile: CostProfile, served: Sequence[Served], name: str) -> list[Median]:
+    """Return what was measured beside what a simulation of the same arrivals says."""
+    run = SimCluster(profile, Ratio(1, 1), Targets(30.0, 1.0)).run([one.arrival for one in served])
+    whole = [one for one in served if not one.has_failed]
     pairs = {
-        "TTFT p50": ([one.ttft_s for one in served], [one.ttft_s for one in run.requests]),
-        "ITL p50": ([one.itl_s for one in served], [one.itl_s for one in run.requests]),
+        "TTFT p50": ([one.ttft_s for one in whole], [one.ttft_s for one in run.requests]),
+        "ITL p50": ([one.itl_s for one in whole], [one.itl_s for one in run.requests]),
     }
     return [
-        Median(name, figure, len(served), percentile(real, 0.5), percentile(made, 0.5))
+        Median(name, figure, len(whole), percentile(real, 0.5), percentile(made, 0.5))
         for figure, (real, made) in pairs.items()
     ]
 
