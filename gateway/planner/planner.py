@@ -1,15 +1,14 @@
 """Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
 
-A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm when its
-mean has been above ``WARM``; a warm one is helped already when the other has little to do, since a change takes
-seconds, long answers stay where they are and an overload outlasts its cause. The cheap valve comes first: prompts up to
-a threshold are read where they are answered, so raising it relieves the prefill workers and lowering it the decode
-workers, at once and for free. Prompts of one length move all at once, so it is raised only if the decode workers could
-take all of them. Only when the valve is used up, one worker changes its role, and only if those that it leaves would
-stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the change took, and turning back
-takes a longer one; where a pool is hot and the other has little to do, the least pause is enough. Nothing is decided
-while a change is under way or something cannot be known. An idle cluster goes home, to the ratio and threshold that it
-was given.
+A pool that is hot (:mod:`gateway.planner.trend`) is helped, and a warm one already when the other has little to do,
+since a change takes seconds, long answers stay where they are and an overload outlasts its cause. The cheap valve comes
+first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
+lowering it the decode workers, at once and for free. Prompts of one length move all at once, so it is raised only if
+the decode workers could take all of them. Only when the valve is used up, one worker changes its role, and only if
+those that it leaves would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the
+change took, and turning back takes a longer one; where a pool is hot and the other has little to do, the least pause is
+enough. Nothing is decided while a change is under way or something cannot be known. An idle cluster goes home, to the
+ratio and threshold that it was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
 ours.
@@ -22,31 +21,16 @@ from dataclasses import dataclass
 from common.messages import Role
 from gateway.planner.pressure import Pressure
 from gateway.planner.ratio import Ratio
+from gateway.planner.trend import Trend
 
-HOT = 0.8
-"""A pool above this is about to miss its target."""
-
-WARM = 0.5
 LIGHT = 0.45
-"""A pool whose mean is above WARM is helped too, by one that would stay below LIGHT."""
+"""A warm pool is helped too, by one that would stay below this."""
 
 SPARE = 0.2
 """A donor that would stay below this loses nothing: it may help a warm pool although that turns a change back."""
 
 ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
-
-MOST = 10.0
-"""No pressure is predicted to be higher; a pool that cannot do its work at all is at it."""
-
-HOT_LOOKS = 3
-"""A pool is hot when it was above HOT for so many looks in a row."""
-
-RISE_S, FALL_S = 2.0, 10.0
-"""Time constants of the smoothed pressures: queues come in bursts, and it is their peaks that miss a target."""
-
-MEAN_S = 5.0
-"""Time constant of the mean pressures: one burst is no load."""
 
 SETTLE_S = 3.0
 """Pause after the threshold has moved."""
@@ -119,18 +103,6 @@ class Decision:
         return {Action.TO_PREFILL: Role.PREFILL, Action.TO_DECODE: Role.DECODE}.get(self.action)
 
 
-@dataclass(slots=True)
-class _Heat:
-    """For how many looks in a row a pool was above the marks."""
-
-    num_warm: int = 0
-    num_hot: int = 0
-
-    def looked(self, mean: float, peaks: float) -> None:
-        self.num_warm = self.num_warm + 1 if mean > WARM else 0
-        self.num_hot = self.num_hot + 1 if peaks > HOT else 0
-
-
 class Planner:
     """Owns the smoothed pressures and the memory of its own changes. Times are seconds of one clock, passed in."""
 
@@ -140,11 +112,7 @@ class Planner:
         self.local_prefill_tokens = local_prefill_tokens
         self._home_tokens = local_prefill_tokens
         self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
-        self._looked_at: float | None = None
-        self._prefill = self._decode = 0.0
-        self._mean_prefill = self._mean_decode = self._mean_itl = 0.0
-        self._heat = {role: _Heat() for role in Role}
-        self._itl_floor = math.inf
+        self._trend = Trend()
         self._idle_since: float | None = None
         self._in_flight: Role | None = None
         self._raised_at = self._no_raise_until = -math.inf
@@ -176,7 +144,7 @@ class Planner:
     def forget(self, now: float) -> None:
         """Somebody else has changed the cluster: what was seen before says nothing any more."""
         self._in_flight = None
-        self._looked_at = None
+        self._trend.forget()
         self._pause(now, MIN_COOL_DOWN_S)
 
     # ---- what is decided ----
@@ -184,15 +152,15 @@ class Planner:
     def decide(self, seen: Pressure, now: float) -> Decision:
         """Return what to do after a look at ``now``."""
         if seen.missing:
-            self._cool()
-            self._looked_at = self._idle_since = None
+            self._trend.forget()
+            self._idle_since = None
             return self._say(Action.HOLD, Reason.MISSING_METRICS, seen)
         self.home = self.home or (seen.ratio if seen.is_settled else None)
-        self._smooth(seen, now)
+        self._trend.look(seen, now)
         if self._in_flight is not None or not seen.is_settled:
-            self._cool()
+            self._trend.cool()
             return self._say(Action.HOLD, Reason.CHANGE_IN_FLIGHT, seen)
-        is_hot = any(heat.num_hot >= HOT_LOOKS for heat in self._heat.values())
+        is_hot = any(self._trend.is_hot(role) for role in Role)
         if now < self._paused_until or (now < self._settled_at and not is_hot):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen)
         if self._is_idle(seen, now):
@@ -200,14 +168,14 @@ class Planner:
         return self._meet_load(seen, now)
 
     def _meet_load(self, seen: Pressure, now: float) -> Decision:
-        hot = {role: self._heat[role].num_hot >= HOT_LOOKS for role in Role}
+        hot = {role: self._trend.is_hot(role) for role in Role}
         if all(hot.values()):
             return self._say(Action.HOLD, Reason.BOTH_HOT, seen)
         for role, reason in ((Role.PREFILL, Reason.PREFILL_HOT), (Role.DECODE, Reason.DECODE_HOT)):
             if hot[role]:
                 return self._relieve(role, reason, ROOM, seen, now)
         for role, reason in ((Role.PREFILL, Reason.PREFILL_WARM), (Role.DECODE, Reason.DECODE_WARM)):
-            if self._heat[role].num_warm >= HOT_LOOKS:
+            if self._trend.is_warm(role):
                 decision = self._relieve(role, reason, LIGHT, seen, now)
                 if decision.action is not Action.HOLD:
                     return decision
@@ -243,25 +211,15 @@ class Planner:
         At worst the decode workers read everything that the prefill workers read now.
         """
         if pool is Role.DECODE:
-            return max(self._prefill, seen.prefill_busy)
-        return self._decode + seen.prefill_busy * seen.ratio.prefill / max(1, seen.ratio.decode)
+            return max(self._trend.prefill, seen.prefill_busy)
+        return self._trend.decode + seen.prefill_busy * seen.ratio.prefill / max(1, seen.ratio.decode)
 
     def _donor_after(self, pool: Role, seen: Pressure, num_donors: int) -> float:
         """Predict the pressure of the donor pool with one worker less; ``pool`` is who gets it."""
         growth = num_donors / (num_donors - 1)
         if pool is Role.DECODE:
-            return max(self._prefill, seen.prefill_busy) * growth
-        return max(seen.kv_use * growth, seen.admission * growth, self._itl_after(growth))
-
-    def _itl_after(self, growth: float) -> float:
-        """Predict the time between tokens when a decode worker has to write ``growth`` times as many of them.
-
-        A step takes ``floor + c·S`` with S sequences, and S sequences write ``S / step`` tokens a second: the worker
-        is ``u = 1 - floor / step`` of the way to the most it can write, and a step takes ``floor / (1 - u)``.
-        """
-        floor = min(self._itl_floor, self._mean_itl)
-        use = growth * (1 - floor / self._mean_itl) if self._mean_itl else 0.0
-        return floor / (1 - use) if floor < (1 - use) * MOST else MOST
+            return max(self._trend.prefill, seen.prefill_busy) * growth
+        return max(seen.kv_use * growth, seen.admission * growth, self._trend.itl_after(growth))
 
     def _go_home(self, seen: Pressure) -> Decision:
         if self.local_prefill_tokens != self._home_tokens:
@@ -278,23 +236,9 @@ class Planner:
         self, action: Action, reason: Reason, seen: Pressure, *, tokens: int | None = None, donor_after: float = 0.0
     ) -> Decision:
         local = self.local_prefill_tokens if tokens is None else tokens
-        return Decision(action, reason, seen, self._prefill, self._decode, donor_after, local)
+        return Decision(action, reason, seen, self._trend.prefill, self._trend.decode, donor_after, local)
 
     # ---- what is remembered ----
-
-    def _smooth(self, seen: Pressure, now: float) -> None:
-        elapsed = math.inf if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
-        self._prefill = _along_peaks(self._prefill, seen.prefill, elapsed)
-        self._decode = _along_peaks(self._decode, seen.decode, elapsed)
-        self._mean_prefill = _towards(self._mean_prefill, seen.prefill, elapsed, MEAN_S)
-        self._mean_decode = _towards(self._mean_decode, seen.decode, elapsed, MEAN_S)
-        mean_itl = seen.itl if seen.mean_itl is None else seen.mean_itl
-        self._mean_itl = _towards(self._mean_itl, mean_itl, elapsed, MEAN_S)
-        self._heat[Role.PREFILL].looked(self._mean_prefill, self._prefill)
-        self._heat[Role.DECODE].looked(self._mean_decode, self._decode)
-        if mean_itl:
-            self._itl_floor = min(self._itl_floor, mean_itl)
 
     def _is_idle(self, seen: Pressure, now: float) -> bool:
         if seen.num_sequences:
@@ -317,16 +261,4 @@ class Planner:
 
     def _pause(self, now: float, seconds: float) -> None:
         self._paused_until = max(self._paused_until, now + seconds)
-        self._cool()
-
-    def _cool(self) -> None:
-        """Forget for how long the pools have been hot."""
-        self._heat = {role: _Heat() for role in Role}
-
-
-def _along_peaks(value: float, newest: float, elapsed_s: float) -> float:
-    return _towards(value, newest, elapsed_s, RISE_S if newest > value else FALL_S)
-
-
-def _towards(value: float, newest: float, elapsed_s: float, constant_s: float) -> float:
-    return value + (1 - math.exp(-elapsed_s / constant_s)) * (newest - value)
+        self._trend.cool()

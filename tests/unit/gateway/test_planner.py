@@ -11,14 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.messages import BlockCounts, Role, WorkerLoad, WorkerState
 from gateway.planner.planner import (
     COOL_DOWN_FACTOR,
-    HOT_LOOKS,
     IDLE_S,
     LIGHT,
     MIN_COOL_DOWN_S,
-    MOST,
     REVERSAL_FACTOR,
     ROOM,
-    WARM,
     Action,
     Decision,
     Planner,
@@ -26,6 +23,7 @@ from gateway.planner.planner import (
 )
 from gateway.planner.pressure import MAX_VIEW_AGE_S, Pressure, Targets, look
 from gateway.planner.ratio import Ratio
+from gateway.planner.trend import LOOKS, MOST, WARM
 from gateway.router import ClusterView, RouterLimits, WorkerView
 from tests.support.stub_decode import record
 
@@ -139,7 +137,7 @@ def test_a_queue_before_prefill_workers_that_rest_is_no_reason_for_more_of_them(
 def seconds_to_turn_back(load: Pressure) -> float:
     """Return how long after a change in favour of prefill one in favour of decode comes."""
     driver = Driver()
-    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), HOT_LOOKS)
+    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), LOOKS)
     assert driver.ratio == Ratio(3, 1)
     flipped_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
     driver.look(load, 100)
@@ -186,10 +184,10 @@ def test_both_pools_hot_is_held() -> None:
 
 def test_missing_metrics_hold_and_what_was_hot_before_does_not_count() -> None:
     driver = Driver()
-    driver.look(DECODE_HOT, HOT_LOOKS - 1)
+    driver.look(DECODE_HOT, LOOKS - 1)
     last = driver.look(replace(DECODE_HOT, missing="registry"), 50)
     assert (last.action, last.reason) == (Action.HOLD, Reason.MISSING_METRICS)
-    driver.look(DECODE_HOT, HOT_LOOKS - 1)
+    driver.look(DECODE_HOT, LOOKS - 1)
     assert driver.actions() == []
 
 
