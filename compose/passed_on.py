@@ -55,7 +55,7 @@ class PassedOn:
         WorkerConfig(model="-", **self.workers)
 
 
-def options() -> list[Option]:
+def passed_on_options() -> list[Option]:
     """Return all options that are passed on, in the order of their fields."""
     found: dict[str, Option] = {}
     for owner in (WorkerConfig, GatewayConfig):
@@ -69,9 +69,9 @@ def options() -> list[Option]:
 
 
 def passed_on(values: Mapping[str, Any]) -> PassedOn:
-    """Sort the values of :func:`options` by who gets them; raises ConfigError."""
+    """Sort the values of :func:`passed_on_options` by who gets them; raises ConfigError."""
     parts: dict[type[Any], dict[str, Any]] = {GatewayConfig: {}, WorkerConfig: {}}
-    for option in options():
+    for option in passed_on_options():
         for owner in option.owners:
             if option.name in values:
                 parts[owner][option.name] = values[option.name]

@@ -10,7 +10,7 @@ from typing import Any
 from common.cli import to_argv, to_env, without_options
 from common.messages import Role
 from compose.child import ChildSpec
-from compose.passed_on import PassedOn, options
+from compose.passed_on import PassedOn, passed_on_options
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
@@ -71,7 +71,7 @@ def forget_roles(site: Site) -> None:
 
 def base_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that every child starts from: ours, without what spoke to ``baton up``."""
-    names = [field.name for field in fields(UpConfig)] + [option.name for option in options()]
+    names = [field.name for field in fields(UpConfig)] + [option.name for option in passed_on_options()]
     return without_options(environ, names) | {"PYTHONUNBUFFERED": "1"}
 
 

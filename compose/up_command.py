@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import uvloop
 from cyclopts import Group, Parameter
 
-from compose.passed_on import PassedOn, options, passed_on
+from compose.passed_on import PassedOn, passed_on, passed_on_options
 from compose.up_config import UpConfig
 
 _OWN = Parameter(name="*")
@@ -24,7 +24,7 @@ def up_command() -> Callable[..., None]:
         uvloop.run(_up(config, passed_on(values)))
 
     named: dict[str, Any] = {"config": (Annotated[UpConfig, _OWN], UpConfig())}
-    for option in options():
+    for option in passed_on_options():
         parameter = Parameter(help=option.help, group=_GROUPS[option.group])
         named[option.name] = (Annotated[option.type, parameter], option.default)
     up.__annotations__ = {name: annotation for name, (annotation, _) in named.items()}

@@ -16,6 +16,7 @@ from common.messages import Role
 from compose.child import ChildSpec
 from compose.embedded_redis import new_address, valkey_spec, wait_redis
 from compose.first_of import first_of
+from compose.keeper import Keeper
 from compose.passed_on import PassedOn
 from compose.plan import Site, base_env, plan_cluster
 from compose.ports import free_port
@@ -43,23 +44,24 @@ class PacedCluster:
 
 @asynccontextmanager
 async def paced_cluster(
-    ratio: Ratio, profile: CostProfile, folder: Path, **gateway: Any
+    ratio: Ratio, profile: CostProfile, folder: Path, **options: Any
 ) -> AsyncIterator[PacedCluster]:
-    """Start workers of ``profile`` in ``ratio`` and a gateway with these options, and end all in order.
+    """Start workers of ``profile`` in ``ratio`` and a gateway with these ``options``, and end all in order.
 
     Raises BatonError when it cannot be started, TimeoutError when it does not become ready.
     """
     await asyncio.to_thread(_prepare, folder, profile)
     address = new_address(free_port("127.0.0.1"))
     config = UpConfig(prefill=ratio.prefill, decode=ratio.decode, threads=1)
-    passed = PassedOn(gateway, {"kv_blocks": profile.kv_blocks})
+    passed = PassedOn(options, {"kv_blocks": profile.kv_blocks})
     port = free_port(config.host)
     site = Site(folder / "model", "tiny", port, address.url, secrets.token_hex(16), folder)
     plan = plan_cluster(config, passed, site, os.environ)
     async with asyncio.TaskGroup() as group:
         supervisor = Supervisor(folder, group)
         redis = [supervisor.start(valkey_spec(address, base_env(os.environ)))]
-        gateway, workers = [], []
+        gateway: list[Keeper] = []
+        workers: list[Keeper] = []
         try:
             async with asyncio.timeout(START_S):
                 await wait_redis(address.url)

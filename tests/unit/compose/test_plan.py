@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import ConfigError
 from compose.child import ChildSpec
-from compose.passed_on import SETTLED, PassedOn, options, passed_on
+from compose.passed_on import SETTLED, PassedOn, passed_on, passed_on_options
 from compose.plan import STOP_MARGIN_S, Site, client_model_name, cores, forget_roles, plan_cluster
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
@@ -95,7 +95,7 @@ def test_options_reach_those_that_have_them() -> None:
 
 def test_every_option_of_a_process_is_one_of_up_or_is_settled_by_it() -> None:
     own = {field.name for field in fields(UpConfig)}
-    found = {option.name: option for option in options()}
+    found = {option.name: option for option in passed_on_options()}
     assert not own & found.keys()
     for owner in (GatewayConfig, WorkerConfig):
         for field in fields(owner):
