@@ -1,6 +1,6 @@
 """The ratio of prefill to decode workers: a load that turns, live, and how well `baton tune` foretells.
 
-    python -m benchmarks.ratio shift [--seconds 65] [--only auto 3:1] [--json shift.json]
+    python -m benchmarks.ratio shift [--seconds 60] [--only auto 3:1] [--json shift.json]
     python -m benchmarks.ratio accuracy [--paced] [--json accuracy.json]
 
 Each says in its module what it measures. The status is 1 when what must hold does not.
@@ -24,7 +24,7 @@ def main() -> None:
     """Run one of the two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("shift", "accuracy"))
-    parser.add_argument("--seconds", type=float, default=65.0, help="shift: length of a phase")
+    parser.add_argument("--seconds", type=float, default=60.0, help="shift: length of a phase")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="shift: not all of them")
     parser.add_argument("--paced", action="store_true", help="accuracy: with paced workers")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
