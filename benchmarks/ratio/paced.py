@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor
 
 from common.cli import application, command, execute
@@ -21,9 +22,9 @@ from common.messages import Role
 from common.model.batch import StepInput
 from compose.tune.profile import CostProfile, read_profile
 from kvstore.host.config import WorkerConfig
+from kvstore.host.flight import StepRunner
 from kvstore.host.host import run_worker
 from kvstore.host.parts import ModelParts, load_model_parts
-from kvstore.host.stepper import StepRunner
 
 LATE = 1.05
 """A step that took longer than so many times its pace was late: the model, or somebody else, had the core."""
@@ -48,10 +49,15 @@ class PacedRunner:
         self._profile = profile
         self._pace = pace
 
-    def forward(self, step: StepInput) -> Tensor:
-        """See :class:`kvstore.host.stepper.StepRunner`."""
+    @property
+    def device(self) -> torch.device:
+        """See :class:`kvstore.host.flight.StepRunner`."""
+        return self._runner.device
+
+    def forward(self, step: StepInput, token_ids: Tensor | None = None) -> Tensor:
+        """See :class:`kvstore.host.flight.StepRunner`."""
         began = time.perf_counter()
-        logits = self._runner.forward(step)
+        logits = self._runner.forward(step, token_ids)
         sizes = step.cu_seqlens_q[1:] - step.cu_seqlens_q[:-1]
         pace_s = self._profile.pieces_s(sizes.tolist(), (step.seq_lens - sizes).tolist())
         time.sleep(max(0.0, began + pace_s - time.perf_counter()))

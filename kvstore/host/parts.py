@@ -17,10 +17,11 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
+from kvstore.host.flight import StepRunner
 from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
 from kvstore.host.metrics import HostMetrics
-from kvstore.host.stepper import ComputeThread, Stepper, StepRunner
+from kvstore.host.stepper import ComputeThread, Stepper
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
 from kvstore.peers import PeerSet
@@ -70,7 +71,14 @@ class Parts:
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
         meter = StepMeter(self.prompt_tokens_per_s)
-        return Stepper(self.compute, self.model.runner, self.config.block_size, meter, self.metrics.stepped)
+        return Stepper(
+            self.compute,
+            self.model.runner,
+            self.config.block_size,
+            meter,
+            self.metrics.stepped,
+            reads_late=self.model.spec.device.type == "cuda",
+        )
 
     def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
         """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""
