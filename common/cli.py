@@ -9,7 +9,7 @@ names the flag or the variable, with exit status 2. Knows no particular option.
 import dataclasses
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -23,6 +23,7 @@ from rich.console import Console
 from common.errors import BatonError, ConfigError, UnsupportedModel
 
 ENV_PREFIX = "BATON_"
+_FILE = "_FILE"
 
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
@@ -96,9 +97,15 @@ def to_argv(config: Any, *, secret: frozenset[str] = frozenset()) -> list[str]:
     return argv
 
 
-def without_options(environ: Mapping[str, str], config_type: type[Any]) -> dict[str, str]:
-    """Return ``environ`` without the variables of ``config_type``: they spoke to this process, not to its children."""
-    consumed = {variable(field.name) for field in dataclasses.fields(config_type)}
+def to_env(config: Any, fields: frozenset[str]) -> dict[str, str]:
+    """Return the variables that give those of ``fields`` that the dataclass ``config`` has and that are not empty."""
+    values = {name: getattr(config, name) for name in sorted(fields) if getattr(config, name, None)}
+    return {variable(name): value if isinstance(value, str) else " ".join(value) for name, value in values.items()}
+
+
+def without_options(environ: Mapping[str, str], fields: Iterable[str]) -> dict[str, str]:
+    """Return ``environ`` without the variables of ``fields``: they spoke to this process, not to its children."""
+    consumed = {variable(field) + ending for field in fields for ending in ("", _FILE)}
     return {name: value for name, value in environ.items() if name not in consumed}
 
 
@@ -123,7 +130,7 @@ def _read_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
 
 
 def _read_file(argument: Argument) -> None:
-    name = variable(argument.name.removeprefix("--").replace("-", "_")) + "_FILE"
+    name = variable(argument.name.removeprefix("--").replace("-", "_")) + _FILE
     if not (path := os.environ.get(name)):
         return
     try:

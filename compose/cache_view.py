@@ -144,19 +144,24 @@ async def _ask(
 
 
 def stats_table(stats: Mapping[str, Any]) -> Table:
-    """Return the answer of ``/v1/cache/stats`` as a table: a row for all, for each role and for each worker."""
+    """Return the answer of ``/v1/cache/stats`` as a table: a row for all, for each role and for each worker.
+
+    A worker that has changed its role has a row for each.
+    """
     blocks = stats["blocks"]
     table = _table(
         f"last {stats['window_s']:.0f} s: {stats['saved_prefill_seconds']:.1f} s of prefill saved, "
         f"{stats['evictions']} evictions, {blocks['cached']} of {blocks['total']} blocks cached"
     )
-    for name in ("", "queried", "hit", "rate", "local", "peer", "decode"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    rows = [("all", stats), *stats["by_role"].items(), *((worker["worker"], worker) for worker in stats["by_worker"])]
-    for name, counts in rows:
+    for name in ("worker", "role", "queried", "hit", "rate", "local", "peer", "decode"):
+        table.add_column(name, justify="left" if name in ("worker", "role") else "right", no_wrap=True)
+    rows = [("all", "", stats), *(("all", role, counts) for role, counts in stats["by_role"].items())]
+    rows += [(worker["worker"], worker["role"], worker) for worker in stats["by_worker"]]
+    for name, role, counts in rows:
         source = counts["by_source"]
         table.add_row(
             name,
+            role,
             str(counts["queries_tokens"]),
             str(counts["hit_tokens"]),
             f"{100 * counts['hit_rate']:.1f} %",

@@ -10,6 +10,7 @@ from compose.embedded_redis import new_address, valkey_spec, wait_redis
 from compose.first_of import first_of
 from compose.keeper import Keeper
 from compose.model_tool import fetch_model
+from compose.passed_on import PassedOn
 from compose.plan import Plan, Site, base_env, client_model_name, forget_roles, plan_cluster
 from compose.ports import free_port
 from compose.readiness import wait_ready
@@ -23,8 +24,9 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class LocalCluster:
     """Knows which of the supervisor's children is what. Lives from :meth:`run` to :meth:`stop`."""
 
-    def __init__(self, config: UpConfig, port: int, supervisor: Supervisor) -> None:
+    def __init__(self, config: UpConfig, passed: PassedOn, port: int, supervisor: Supervisor) -> None:
         self._config = config
+        self._passed = passed
         self._port = port
         self._supervisor = supervisor
         self._env = base_env(os.environ)
@@ -39,7 +41,7 @@ class LocalCluster:
         name = client_model_name(self._config.model, model_dir)
         site = Site(model_dir, name, self._port, redis_url, secrets.token_hex(16), self._supervisor.log_dir)
         forget_roles(site)
-        self._start(plan_cluster(self._config, site, os.environ))
+        self._start(plan_cluster(self._config, self._passed, site, os.environ))
         await first_of(wait_ready(self._url(reachable=True), _report), self._supervisor.wait_given_up())
         self._supervisor.mark_ready()
         result(f"ready {self._url()}")

@@ -3,12 +3,14 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from common.cli import to_argv, variable, without_options
+from common.cli import to_argv, to_env, without_options
 from common.messages import Role
 from compose.child import ChildSpec
+from compose.passed_on import PassedOn, passed_on_options
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
@@ -16,7 +18,9 @@ from kvstore.host.config import WorkerConfig
 STOP_MARGIN_S = 5.0
 """A process gets this long beyond its own limit for draining before it is killed."""
 
-_SECRETS = frozenset({"redis", "cluster_token", "admin_key"})
+_SECRETS = frozenset({"redis", "cluster_token", "admin_key", "api_key"})
+"""Fields that go by the environment: whoever may list processes sees their arguments."""
+
 _ROLE_SUFFIX = ".role"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _WAITING = {"OMP_WAIT_POLICY": "passive"}
@@ -46,17 +50,16 @@ class Plan:
     workers: tuple[ChildSpec, ...]
 
 
-def plan_cluster(config: UpConfig, site: Site, environ: Mapping[str, str]) -> Plan:
-    """Return the processes of the cluster that ``config`` describes."""
+def plan_cluster(config: UpConfig, passed: PassedOn, site: Site, environ: Mapping[str, str]) -> Plan:
+    """Return the processes of the cluster that ``config`` describes, with what is ``passed`` on to them."""
     env = base_env(environ)
-    secrets = {variable("redis"): site.redis_url, variable("cluster_token"): site.cluster_token}
     threads = config.threads or max(1, cores() // (config.prefill + config.decode))
-    worker_env = _WAITING | env | secrets | dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    worker_env = _WAITING | env | dict.fromkeys(_THREAD_VARIABLES, str(threads))
     roles = [(Role.PREFILL, index) for index in range(config.prefill)]
     roles += [(Role.DECODE, index) for index in range(config.decode)]
     return Plan(
-        gateway=_gateway(config, site, env | secrets),
-        workers=tuple(_worker(config, site, role, index, threads, worker_env) for role, index in roles),
+        gateway=_gateway(config, passed, site, env),
+        workers=tuple(_worker(passed, site, role, index, threads, worker_env) for role, index in roles),
     )
 
 
@@ -67,8 +70,9 @@ def forget_roles(site: Site) -> None:
 
 
 def base_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that every child starts from: ours, without the options of ``baton up`` itself."""
-    return without_options(environ, UpConfig) | {"PYTHONUNBUFFERED": "1"}
+    """Return the environment that every child starts from: ours, without what spoke to ``baton up``."""
+    names = [field.name for field in fields(UpConfig)] + [option.name for option in passed_on_options()]
+    return without_options(environ, names) | {"PYTHONUNBUFFERED": "1"}
 
 
 def client_model_name(source: str, model_dir: Path) -> str:
@@ -83,46 +87,40 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _gateway(config: UpConfig, site: Site, env: Mapping[str, str]) -> ChildSpec:
-    options = GatewayConfig(
-        model=str(site.model_dir),
-        served_model_name=site.model_name,
-        host=config.host,
-        port=site.port,
-        redis=site.redis_url,
-        cluster_token=site.cluster_token,
-        prefill_expected=config.prefill > 0,
-        local_prefill_tokens=config.local_prefill_tokens,
-        pin_prefix=config.pin_prefix,
-        planner=config.planner,
-        planner_ttft_s=config.planner_ttft_s,
-        planner_itl_s=config.planner_itl_s,
-    )
-    return ChildSpec(
-        "gateway", _program("gateway", to_argv(options, secret=_SECRETS)), env, options.drain_seconds + STOP_MARGIN_S
-    )
+def _gateway(config: UpConfig, passed: PassedOn, site: Site, env: Mapping[str, str]) -> ChildSpec:
+    settled: dict[str, Any] = {
+        "host": config.host,
+        "port": site.port,
+        "prefill_expected": config.prefill > 0,
+    }
+    options = GatewayConfig(**(dict(passed.gateway) | _common(passed.gateway, site) | settled))
+    return _child("gateway", "gateway", options, env)
 
 
-def _worker(config: UpConfig, site: Site, role: Role, index: int, threads: int, env: Mapping[str, str]) -> ChildSpec:
-    options = WorkerConfig(
-        model=str(site.model_dir),
-        served_model_name=site.model_name,
-        worker_id=f"{role}-{index}",
-        redis=site.redis_url,
-        cluster_token=site.cluster_token,
-        dtype=config.dtype,
-        device=config.device,
-        block_size=config.block_size,
-        kv_blocks=config.kv_blocks,
-        kv_memory=config.kv_memory,
-        max_model_len=config.max_model_len,
-        transport=config.transport,
-        tenant_cache_share=config.tenant_cache_share,
-        threads=threads,
-        role_file=site.log_dir / f"{role}-{index}{_ROLE_SUFFIX}",
-    )
-    argv = _program(f"{role}_worker", to_argv(options, secret=_SECRETS))
-    return ChildSpec(options.worker_id, argv, env, options.drain_seconds + STOP_MARGIN_S)
+def _worker(passed: PassedOn, site: Site, role: Role, index: int, threads: int, env: Mapping[str, str]) -> ChildSpec:
+    name = f"{role}-{index}"
+    settled: dict[str, Any] = {
+        "worker_id": name,
+        "threads": threads,
+        "role_file": site.log_dir / f"{name}{_ROLE_SUFFIX}",
+    }
+    options = WorkerConfig(**(dict(passed.workers) | _common(passed.workers, site) | settled))
+    return _child(name, f"{role}_worker", options, env)
+
+
+def _common(passed: Mapping[str, Any], site: Site) -> dict[str, Any]:
+    """Return what is settled for every process."""
+    return {
+        "model": str(site.model_dir),
+        "served_model_name": passed.get("served_model_name") or site.model_name,
+        "redis": site.redis_url,
+        "cluster_token": site.cluster_token,
+    }
+
+
+def _child(name: str, package: str, options: GatewayConfig | WorkerConfig, env: Mapping[str, str]) -> ChildSpec:
+    argv = _program(package, to_argv(options, secret=_SECRETS))
+    return ChildSpec(name, argv, {**env, **to_env(options, _SECRETS)}, options.drain_seconds + STOP_MARGIN_S)
 
 
 def _program(package: str, argv: list[str]) -> tuple[str, ...]:

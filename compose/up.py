@@ -13,12 +13,13 @@ from common.errors import BatonError, ConfigError
 from compose.console import note
 from compose.first_of import first_of
 from compose.local_cluster import LocalCluster
+from compose.passed_on import PassedOn
 from compose.ports import check_port, free_port
 from compose.supervisor import Supervisor
 from compose.up_config import UpConfig
 
 
-async def up(config: UpConfig) -> None:
+async def up(config: UpConfig, passed: PassedOn) -> None:
     """Run a cluster until SIGINT or SIGTERM; raises BatonError when it cannot be started."""
     port = config.port or free_port(config.host)
     check_port(config.host, port)
@@ -27,7 +28,7 @@ async def up(config: UpConfig) -> None:
     async with asyncio.TaskGroup() as group:
         supervisor = Supervisor(log_dir, group)
         stop = _on_signals(supervisor.kill)
-        cluster = LocalCluster(config, port, supervisor)
+        cluster = LocalCluster(config, passed, port, supervisor)
         try:
             await first_of(stop.wait(), cluster.run())
         except BatonError as error:

@@ -242,8 +242,8 @@ class SimCluster:
 
     # ---- the workers ----
 
-    def _slowness(self) -> float:
-        return slowness(self._workers.values(), self._profile.shared_cores)
+    def _slowness(self, worker: SimWorker) -> float:
+        return slowness(worker, self._workers.values(), self._profile)
 
     def _beat(self, name: WorkerId) -> None:
         self._publish(name)

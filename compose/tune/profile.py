@@ -6,7 +6,7 @@ A step that computes prompt chunks and decodes ``S`` sequences takes
 
 with P prompt tokens, Q the sum over chunks of tokens times the context that they attend to, and C the context of all
 decoding sequences; the base is ``decode_base_s`` when something decodes, else ``prefill_base_s``. (The form of Vidur's
-and SplitwiseSim's models.) Workers that share cores slow each other down.
+and SplitwiseSim's models.) Workers that share a machine slow each other down.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,10 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From the first token to the first step on the decode worker."""
     transfer_token_s: float
     """What each prompt token adds to that."""
+    prefill_contention: float = 0.0
+    """Share by which each other worker that computes meanwhile makes a prefill worker's step longer."""
+    decode_contention: float = 0.0
+    """The same for a decode worker's."""
     change_s: float = 0.5
     """From a drained worker to one that takes work in its new role."""
     kv_blocks: int = 4096
@@ -48,15 +52,17 @@ class CostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def step_s(self, chunks: Sequence[Chunk]) -> float:
         """Return what a step of these chunks takes on a worker that nobody slows down."""
-        decoding = [chunk for chunk in chunks if chunk.num_scheduled_tokens == 1]
-        seconds = self.decode_base_s if decoding else self.prefill_base_s
-        seconds += self.sequence_s * len(decoding)
-        seconds += self.context_token_s * sum(chunk.sequence.num_tokens for chunk in decoding)
-        for chunk in chunks:
-            size = chunk.num_scheduled_tokens
+        sizes = [chunk.num_scheduled_tokens for chunk in chunks]
+        return self.pieces_s(sizes, [chunk.sequence.num_computed_tokens for chunk in chunks])
+
+    def pieces_s(self, sizes: Sequence[int], starts: Sequence[int]) -> float:
+        """Return the same for pieces of ``sizes`` tokens, each behind ``starts`` tokens of its sequence."""
+        contexts = [start + 1 for size, start in zip(sizes, starts, strict=True) if size == 1]
+        seconds = self.decode_base_s if contexts else self.prefill_base_s
+        seconds += self.sequence_s * len(contexts) + self.context_token_s * sum(contexts)
+        for size, start in zip(sizes, starts, strict=True):
             if size > 1:
-                context = chunk.sequence.num_computed_tokens + size / 2
-                seconds += size * (self.prompt_token_s + self.prompt_attention_s * context)
+                seconds += size * (self.prompt_token_s + self.prompt_attention_s * (start + size / 2))
         return seconds
 
     def prompt_tokens_per_s(self) -> float:

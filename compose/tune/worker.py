@@ -20,8 +20,8 @@ from kvstore.sequence import Chunk
 from kvstore.sequence import Sequence as Seq
 from prefill_worker.scheduler import PrefillScheduler
 
-Slowness = Callable[[], float]
-"""How many times longer a step takes that begins now than on a worker alone."""
+Slowness = Callable[["SimWorker"], float]
+"""How many times longer a step of this worker takes that begins now than one on a worker alone."""
 
 
 class Listener(Protocol):
@@ -201,7 +201,7 @@ class SimWorker:
             return
         self.is_stepping = True
         self._meter.begin(self._clock.now)
-        self._clock.after(self._profile.step_s(chunks) * self._slow(), lambda: self._stepped(chunks))
+        self._clock.after(self._profile.step_s(chunks) * self._slow(self), lambda: self._stepped(chunks))
 
     def _schedule(self) -> Sequence[Chunk]:
         if self.role is Role.PREFILL:
@@ -268,9 +268,9 @@ class SimWorker:
         return 0.0 if first is None else self._clock.now - self._ready_at.get(first, self._clock.now)
 
 
-def slowness(workers: Iterable[SimWorker], shared_cores: int) -> float:
-    """Return how many times longer a step takes that begins beside the steps that run."""
-    if not shared_cores:
-        return 1.0
-    num_stepping = sum(worker.is_stepping for worker in workers)
-    return max(1.0, num_stepping / shared_cores)
+def slowness(worker: SimWorker, workers: Iterable[SimWorker], profile: CostProfile) -> float:
+    """Return how many times longer a step of ``worker`` takes that begins beside the steps that run."""
+    num_others = sum(one.is_stepping for one in workers if one is not worker)
+    contention = profile.prefill_contention if worker.role is Role.PREFILL else profile.decode_contention
+    per_core = (1 + num_others) / profile.shared_cores if profile.shared_cores else 1.0
+    return max(1 + contention * num_others, per_core)

@@ -1,14 +1,14 @@
 """Decides how to meet the load: who reads short prompts, and how many workers have which role. Pure.
 
-A pool is hot when its pressure, smoothed along its peaks, has been above ``HOT`` for a few looks, and warm above
-``WARM``; a warm one is helped already when the other has next to nothing to do, since long answers stay where they are
-and an overload outlasts its cause. The cheap valve comes
+A pool that is hot (:mod:`gateway.planner.trend`) is helped, and a warm one already when the other has little to do,
+since a change takes seconds, long answers stay where they are and an overload outlasts its cause. The cheap valve comes
 first: prompts up to a threshold are read where they are answered, so raising it relieves the prefill workers and
 lowering it the decode workers, at once and for free. Prompts of one length move all at once, so it is raised only if
 the decode workers could take all of them. Only when the valve is used up, one worker changes its role, and only if
 those that it leaves would stay below ``ROOM`` without it. After a change there is a pause, in proportion to what the
-change took; turning back takes a longer one. Nothing is decided while a change is under way or something cannot be
-known. An idle cluster goes home, to the ratio and threshold that it was given.
+change took, and turning back takes a longer one; where a pool is hot and the other has little to do, the least pause is
+enough. Nothing is decided while a change is under way or something cannot be known. An idle cluster goes home, to the
+ratio and threshold that it was given.
 
 Rules after Dynamo's planner (a change only if the donor can spare it, holds and floors); the order valve-then-worker is
 ours.
@@ -21,35 +21,30 @@ from dataclasses import dataclass
 from common.messages import Role
 from gateway.planner.pressure import Pressure
 from gateway.planner.ratio import Ratio
+from gateway.planner.trend import Trend
 
-HOT = 0.8
-"""A pool above this is about to miss its target."""
+LIGHT = 0.45
+"""A warm pool is helped too, by one that would stay below this."""
 
-WARM = 0.6
-LIGHT = 0.3
-"""A pool above WARM is helped too, by one that would stay below LIGHT."""
+SPARE = 0.2
+"""A donor that would stay below this loses nothing: it may help a warm pool although that turns a change back."""
 
 ROOM = 0.7
 """A donor must stay below this after the change; the gap to HOT is the hysteresis."""
-
-HOT_LOOKS = 3
-"""A pool is hot when it was above HOT for so many looks in a row."""
-
-RISE_S, FALL_S = 2.0, 10.0
-"""Time constants of the smoothed pressures: queues come in bursts, and it is their peaks that miss a target."""
 
 SETTLE_S = 3.0
 """Pause after the threshold has moved."""
 
 MIN_COOL_DOWN_S = 5.0
 COOL_DOWN_FACTOR = 3.0
-"""Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S."""
+"""Pause after a worker has changed: so many times what the change took, and at least MIN_COOL_DOWN_S. After that least
+pause a pool that is hot is helped by one that would be LIGHT."""
 
 REGRET_S, BACKOFF_S = 60.0, 300.0
 """A threshold that had to be lowered within REGRET_S of being raised is not raised again for BACKOFF_S."""
 
 REVERSAL_FACTOR = 4.0
-"""A change that undoes the last one waits for so many pauses."""
+"""A change that undoes the last one waits for so many pauses, with the same exception."""
 
 IDLE_S = 60.0
 """A cluster without work for this long goes home."""
@@ -108,18 +103,6 @@ class Decision:
         return {Action.TO_PREFILL: Role.PREFILL, Action.TO_DECODE: Role.DECODE}.get(self.action)
 
 
-@dataclass(slots=True)
-class _Heat:
-    """For how many looks in a row a pool was above the marks."""
-
-    num_warm: int = 0
-    num_hot: int = 0
-
-    def looked(self, pressure: float) -> None:
-        self.num_warm = self.num_warm + 1 if pressure > WARM else 0
-        self.num_hot = self.num_hot + 1 if pressure > HOT else 0
-
-
 class Planner:
     """Owns the smoothed pressures and the memory of its own changes. Times are seconds of one clock, passed in."""
 
@@ -129,14 +112,11 @@ class Planner:
         self.local_prefill_tokens = local_prefill_tokens
         self._home_tokens = local_prefill_tokens
         self._rungs = sorted({0, local_prefill_tokens, max(MIN_RAISED_TOKENS, LOCAL_FACTOR * local_prefill_tokens)})
-        self._looked_at: float | None = None
-        self._prefill = self._decode = self._itl = 0.0
-        self._heat = {role: _Heat() for role in Role}
-        self._itl_floor = math.inf
+        self._trend = Trend()
         self._idle_since: float | None = None
         self._in_flight: Role | None = None
         self._raised_at = self._no_raise_until = -math.inf
-        self._paused_until = -math.inf
+        self._paused_until = self._settled_at = -math.inf
         self._last_role: Role | None = None
         self._changed_at = -math.inf
         self._pause_s = 0.0
@@ -158,12 +138,13 @@ class Planner:
         self._in_flight = None
         self._changed_at = now
         self._pause_s = max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
-        self._pause(now, self._pause_s)
+        self._settled_at = now + self._pause_s
+        self._pause(now, MIN_COOL_DOWN_S)
 
     def forget(self, now: float) -> None:
         """Somebody else has changed the cluster: what was seen before says nothing any more."""
         self._in_flight = None
-        self._looked_at = None
+        self._trend.forget()
         self._pause(now, MIN_COOL_DOWN_S)
 
     # ---- what is decided ----
@@ -171,29 +152,30 @@ class Planner:
     def decide(self, seen: Pressure, now: float) -> Decision:
         """Return what to do after a look at ``now``."""
         if seen.missing:
-            self._cool()
-            self._looked_at = self._idle_since = None
+            self._trend.forget()
+            self._idle_since = None
             return self._say(Action.HOLD, Reason.MISSING_METRICS, seen)
         self.home = self.home or (seen.ratio if seen.is_settled else None)
-        self._smooth(seen, now)
+        self._trend.look(seen, now)
         if self._in_flight is not None or not seen.is_settled:
-            self._cool()
+            self._trend.cool()
             return self._say(Action.HOLD, Reason.CHANGE_IN_FLIGHT, seen)
-        if now < self._paused_until:
+        is_hot = any(self._trend.is_hot(role) for role in Role)
+        if now < self._paused_until or (now < self._settled_at and not is_hot):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen)
         if self._is_idle(seen, now):
             return self._go_home(seen)
         return self._meet_load(seen, now)
 
     def _meet_load(self, seen: Pressure, now: float) -> Decision:
-        hot = {role: self._heat[role].num_hot >= HOT_LOOKS for role in Role}
+        hot = {role: self._trend.is_hot(role) for role in Role}
         if all(hot.values()):
             return self._say(Action.HOLD, Reason.BOTH_HOT, seen)
         for role, reason in ((Role.PREFILL, Reason.PREFILL_HOT), (Role.DECODE, Reason.DECODE_HOT)):
             if hot[role]:
                 return self._relieve(role, reason, ROOM, seen, now)
         for role, reason in ((Role.PREFILL, Reason.PREFILL_WARM), (Role.DECODE, Reason.DECODE_WARM)):
-            if self._heat[role].num_warm >= HOT_LOOKS:
+            if self._trend.is_warm(role):
                 decision = self._relieve(role, reason, LIGHT, seen, now)
                 if decision.action is not Action.HOLD:
                     return decision
@@ -212,10 +194,16 @@ class Planner:
         after = self._donor_after(pool, seen, num_donors)
         if after >= room:
             return self._say(Action.HOLD, Reason.DONOR_TOO_BUSY, seen, donor_after=after)
-        if self._last_role not in (None, pool) and now - self._changed_at < REVERSAL_FACTOR * self._pause_s:
+        is_plain = after < (LIGHT if room == ROOM else SPARE)
+        if not is_plain and (now < self._settled_at or self._turns_back(pool, now)):
             return self._say(Action.HOLD, Reason.COOL_DOWN, seen, donor_after=after)
         action = Action.TO_PREFILL if pool is Role.PREFILL else Action.TO_DECODE
         return self._say(action, reason, seen, donor_after=after)
+
+    def _turns_back(self, pool: Role, now: float) -> bool:
+        """Whether a worker for ``pool`` would undo a change that is not long ago."""
+        is_reversal = self._last_role is not None and self._last_role is not pool
+        return is_reversal and now - self._changed_at < REVERSAL_FACTOR * self._pause_s
 
     def _helper_after(self, pool: Role, seen: Pressure) -> float:
         """Predict the pressure of the other pool after the threshold has moved in favour of ``pool``.
@@ -223,16 +211,15 @@ class Planner:
         At worst the decode workers read everything that the prefill workers read now.
         """
         if pool is Role.DECODE:
-            return max(self._prefill, seen.prefill_busy)
-        return self._decode + seen.prefill_busy * seen.ratio.prefill / max(1, seen.ratio.decode)
+            return max(self._trend.prefill, seen.prefill_busy)
+        return self._trend.decode + seen.prefill_busy * seen.ratio.prefill / max(1, seen.ratio.decode)
 
     def _donor_after(self, pool: Role, seen: Pressure, num_donors: int) -> float:
         """Predict the pressure of the donor pool with one worker less; ``pool`` is who gets it."""
         growth = num_donors / (num_donors - 1)
         if pool is Role.DECODE:
-            return max(self._prefill, seen.prefill_busy) * growth
-        floor = min(self._itl_floor, self._itl)  # what one sequence alone takes does not grow
-        return max(seen.kv_use * growth, seen.admission * growth, floor + (self._itl - floor) * growth)
+            return max(self._trend.prefill, seen.prefill_busy) * growth
+        return max(seen.kv_use * growth, seen.admission * growth, self._trend.itl_after(growth))
 
     def _go_home(self, seen: Pressure) -> Decision:
         if self.local_prefill_tokens != self._home_tokens:
@@ -249,20 +236,9 @@ class Planner:
         self, action: Action, reason: Reason, seen: Pressure, *, tokens: int | None = None, donor_after: float = 0.0
     ) -> Decision:
         local = self.local_prefill_tokens if tokens is None else tokens
-        return Decision(action, reason, seen, self._prefill, self._decode, donor_after, local)
+        return Decision(action, reason, seen, self._trend.prefill, self._trend.decode, donor_after, local)
 
     # ---- what is remembered ----
-
-    def _smooth(self, seen: Pressure, now: float) -> None:
-        elapsed = math.inf if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
-        self._prefill = _along_peaks(self._prefill, seen.prefill, elapsed)
-        self._decode = _along_peaks(self._decode, seen.decode, elapsed)
-        self._itl = _along_peaks(self._itl, seen.itl, elapsed)
-        self._heat[Role.PREFILL].looked(self._prefill)
-        self._heat[Role.DECODE].looked(self._decode)
-        if seen.itl:
-            self._itl_floor = min(self._itl_floor, seen.itl)
 
     def _is_idle(self, seen: Pressure, now: float) -> bool:
         if seen.num_sequences:
@@ -285,13 +261,4 @@ class Planner:
 
     def _pause(self, now: float, seconds: float) -> None:
         self._paused_until = max(self._paused_until, now + seconds)
-        self._cool()
-
-    def _cool(self) -> None:
-        """Forget for how long the pools have been hot."""
-        self._heat = {role: _Heat() for role in Role}
-
-
-def _along_peaks(value: float, newest: float, elapsed_s: float) -> float:
-    weight = 1 - math.exp(-elapsed_s / (RISE_S if newest > value else FALL_S))
-    return value + weight * (newest - value)
+        self._trend.cool()

@@ -15,6 +15,9 @@ from gateway.router import ClusterView, RouterLimits, WorkerView, is_stuck
 MAX_VIEW_AGE_S = 3.0
 """A view that is older says nothing of the present."""
 
+BUSY = 0.5
+"""Prefill workers that compute less of the time than this are not what their queue waits for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Targets:
@@ -43,13 +46,15 @@ class Pressure:
     """Time between tokens on the slowest decode worker, over the target."""
     admission: float
     """Longest wait for room on a decode worker, over the target for the first token."""
+    mean_itl: float | None = None
+    """Time between tokens, a mean of the decode workers that write, over the target; None: as on the slowest."""
     missing: str = ""
     """What cannot be known now; empty: nothing, all of the above may be believed."""
 
     @property
     def prefill(self) -> float:
-        """How hard the prefill pool is pressed."""
-        return self.prefill_wait
+        """How hard the prefill pool is pressed. A queue before workers that rest waits for the decode workers' room."""
+        return self.prefill_wait * min(1.0, self.prefill_busy / BUSY)
 
     @property
     def decode(self) -> float:
@@ -73,6 +78,7 @@ def look(view: ClusterView, limits: RouterLimits, targets: Targets, now: float) 
         kv_use=sum(one.held for one in blocks) / max(1, sum(one.total for one in blocks)),
         itl=max((worker.record.load.itl_s for worker in writers), default=0.0) / targets.itl_s,
         admission=max((worker.record.load.admission_wait_s for worker in writers), default=0.0) / targets.ttft_s,
+        mean_itl=_mean_itl_s(writers) / targets.itl_s,
         missing=_missing(view, workers, limits, now) or ("" if wait_s is not None else "rate of the prefill workers"),
     )
 
@@ -91,6 +97,10 @@ def _queued_s(readers: Sequence[WorkerView]) -> float | None:
     if not queued:
         return 0.0
     return queued / (_mean(rates) * len(readers)) if rates else None
+
+
+def _mean_itl_s(writers: Sequence[WorkerView]) -> float:
+    return _mean([worker.record.load.itl_s for worker in writers if worker.record.load.itl_s])
 
 
 def _mean(values: Sequence[float]) -> float:

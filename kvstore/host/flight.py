@@ -11,17 +11,29 @@ So the tokens of N are always known when N+1 samples: a history or a grammar has
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from common.errors import InternalError
-from common.model.batch import build_step
-from common.model.runner import ModelRunner
+from common.model.batch import StepInput, build_step
 from common.model.sampled_ids import SampledIds
 from common.model.upload import upload
 from kvstore.host.logits_read import LogitsRead
 from kvstore.host.reading import Computed, Reading
 from kvstore.sequence import Chunk, Sequence
+
+
+class StepRunner(Protocol):
+    """What computes steps: :class:`common.model.runner.ModelRunner`, or something around one."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def forward(self, step: StepInput, token_ids: Tensor | None = None) -> Tensor:
+        """Return ``[R, vocab]`` float32 logits, one row for each that the step wants; see ``ModelRunner.forward``."""
 
 
 class Flight:
@@ -33,7 +45,7 @@ class Flight:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: StepRunner,
         block_size: int,
         readings: Seq[Reading],
         before: Callable[[], None] | None = None,

@@ -7,6 +7,7 @@ order and begin another on the same weights and cached blocks, under a new epoch
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
@@ -22,7 +23,7 @@ from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Fence
 from kvstore.host.life import Life, Standing
 from kvstore.host.metrics import HostMetrics
-from kvstore.host.parts import Parts, load_model_parts
+from kvstore.host.parts import ModelParts, Parts, load_model_parts
 from kvstore.host.role_file import RoleFile
 from kvstore.host.stepper import ComputeThread
 from kvstore.host.watch import WatchServer
@@ -31,6 +32,9 @@ from kvstore.pull_meter import PullMeter
 
 log = logging.getLogger(__name__)
 
+Load = Callable[[WorkerConfig], ModelParts]
+"""Makes what a worker computes with; called on the compute thread."""
+
 RPC_GRACE_S = 0.5
 """Calls that still run when everything else has ended get this long."""
 
@@ -38,8 +42,9 @@ RPC_GRACE_S = 0.5
 class Host:
     """One worker process. Owns what outlasts its lives, and the life that it leads; begins in ``role``."""
 
-    def __init__(self, config: WorkerConfig, role: Role) -> None:
+    def __init__(self, config: WorkerConfig, role: Role, load: Load = load_model_parts) -> None:
         self._config = config
+        self._load_model = load
         self._role_file = RoleFile(config.role_file)
         self._first_role = self._role_file.read(otherwise=role)
         self._worker_id = WorkerId(config.name_for(role))
@@ -102,7 +107,7 @@ class Host:
             config=self._config,
             worker_id=self._worker_id,
             address=await self._address(server),
-            model=await compute.call(lambda: load_model_parts(self._config)),
+            model=await compute.call(lambda: self._load_model(self._config)),
             metrics=self._metrics,
             compute=compute,
             redis=redis,
@@ -126,10 +131,10 @@ class Host:
             role = life.next_role
 
 
-async def run_worker(config: WorkerConfig, role: Role) -> None:
+async def run_worker(config: WorkerConfig, role: Role, load: Load = load_model_parts) -> None:
     """Run a worker until SIGTERM or SIGINT; it begins in ``role``, or in the one that it took last."""
     configure(config.name_for(role), config.log_level, config.log_format)
-    host = Host(config, role)
+    host = Host(config, role, load)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)

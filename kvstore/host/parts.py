@@ -17,6 +17,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
 from kvstore.host.config import WorkerConfig
+from kvstore.host.flight import StepRunner
 from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
 from kvstore.host.metrics import HostMetrics
@@ -42,7 +43,7 @@ class ModelParts:
 
     spec: ModelSpec
     """``max_model_len`` is what the model, the pool and the configuration allow together."""
-    runner: ModelRunner
+    runner: StepRunner
     storage: KvStorage
     transports: Transports
     """How others read this worker's blocks, and it theirs."""

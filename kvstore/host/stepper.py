@@ -14,9 +14,8 @@ from functools import partial
 from typing import TypeVar
 
 from common.errors import InternalError
-from common.model.runner import ModelRunner
 from kvstore.block_table import BlockTable
-from kvstore.host.flight import Flight
+from kvstore.host.flight import Flight, StepRunner
 from kvstore.host.meter import StepMeter
 from kvstore.host.reading import Computed, reading_of, readings_ahead
 from kvstore.sequence import Chunk, Sequence
@@ -55,7 +54,7 @@ class Stepper:
     def __init__(
         self,
         thread: ComputeThread,
-        runner: ModelRunner,
+        runner: StepRunner,
         block_size: int,
         meter: StepMeter,
         on_step: Callable[[float, int], None] = lambda elapsed_s, num_sequences: None,

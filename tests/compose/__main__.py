@@ -68,6 +68,7 @@ class Run:
             self.images_are_small_and_private,
             self.up,
             self.stream,
+            self.restart_in_another_role,
             self.kill_decode_in_mid_stream,
             self.scale,
             self.hit_rates,
@@ -116,8 +117,7 @@ class Run:
 
         def kill(route: str) -> None:
             worker = Streamed("", route).worker("decode")
-            container = worker.removeprefix("decode-").rpartition("-")[0]
-            self._project.engine("kill", "--signal", "KILL", container)
+            self._project.engine("kill", "--signal", "KILL", _container(worker))
             killed.append(worker)
 
         answer = self._stream(kill)
@@ -126,6 +126,34 @@ class Run:
         migrations = self._metric("baton_migrations_total")
         _check(migrations >= 1, "the answer has not moved")
         return f"{killed[0]} killed after {KILL_AFTER} pieces; the same {len(answer.text)} characters"
+
+    def restart_in_another_role(self) -> str:
+        """A container that the engine starts again after a change of the ratio takes the role that it was told last."""
+        project = self._project
+        changed = [one["worker"] for one in self._set_ratio("3:1")["changed"]]
+        _check(len(changed) == 1, f"changed: {changed}")
+        before = self._epoch(changed[0])
+        project.engine("restart", _container(changed[0]))
+        project.wait("it is back", lambda: self._epoch(changed[0]) not in (None, before))
+        project.wait(
+            "3 prefill workers and 1 decode worker are ready", lambda: self._ready() == {"prefill": 3, "decode": 1}
+        )
+        _check(self._stream().text == self._expected.text, "another text at 3:1")
+        self._set_ratio("2:2")
+        return f"{changed[0]} restarted as a prefill worker and back as one"
+
+    def _set_ratio(self, ratio: str) -> dict[str, list[dict[str, str]]]:
+        answer = self._project.client.post(
+            "/v1/cluster/ratio", json={"ratio": ratio}, headers={"Authorization": f"Bearer {ADMIN_KEY}"}
+        )
+        _check(answer.status_code == 200, f"ratio {ratio}: {answer.text}")
+        found: dict[str, list[dict[str, str]]] = answer.json()
+        return found
+
+    def _epoch(self, worker_id: str) -> int | None:
+        """Return the epoch of a worker that is ready."""
+        workers = self._project.client.get("/v1/cluster").json()["workers"]
+        return next((one["epoch"] for one in workers if one["id"] == worker_id and one["state"] == "ready"), None)
 
     def scale(self) -> str:
         project = self._project
@@ -219,6 +247,11 @@ class Run:
     def _say(self, step: str, found: str) -> None:
         sys.stdout.write(f"{time.monotonic() - self._began:7.1f} s  {step.replace('_', ' ')}: {found}\n")
         sys.stdout.flush()
+
+
+def _container(worker_id: str) -> str:
+    """Return the container of a worker, which is called after its first role, the container and the process."""
+    return worker_id.partition("-")[2].rpartition("-")[0]
 
 
 def _image_of(service: str) -> str:

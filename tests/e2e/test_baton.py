@@ -80,10 +80,45 @@ def test_each_option_is_a_flag_and_a_variable(name: str, config_type: type[Any])
         assert variable(field.name) in said
 
 
+def test_up_lists_the_options_of_its_processes_by_process() -> None:
+    said = baton("up", "--help").stdout
+    parts = [said.index(f"─ {name} ─") for name in ("Workers", "Gateway", "Gateway and workers")]
+    assert parts == sorted(parts)
+    places = [said.index(f"{name} ") for name in ("--preemption", "--tool-parser", "--drain-seconds")]
+    assert parts[0] < places[0] < parts[1] < places[1] < parts[2] < places[2]
+
+
+def test_an_option_that_a_process_would_refuse_is_said_before_anything_is_started(tmp_path: Path) -> None:
+    ended = baton("up", "--port", "0", "--swap-memory", "much", "--log-dir", str(tmp_path))
+    assert ended.returncode == 2
+    assert "--swap-memory" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_loads_neither_torch_nor_a_model_library() -> None:
-    script = "import compose.cli, sys; print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
+    script = "import compose.commands, sys; print(sorted({'torch', 'transformers', 'numba'} & set(sys.modules)))"
     ended = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+from compose.cli import main
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "compose.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["baton", "up"]
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_loads_ends_it_without_a_word() -> None:
+    ended = subprocess.run((sys.executable, "-c", INTERRUPTED), capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_a_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

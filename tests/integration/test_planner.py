@@ -98,9 +98,9 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def workers(**prefill_load: float) -> list[WorkerRecord]:
-    """Two prefill workers under pressure."""
+    """Two prefill workers under pressure, with no more to compute than a decode worker could too."""
     fields = {"running": 1, "waiting": 9, "queued_tokens": 40_000, "tokens_per_s": 1000.0, "tick_age_s": 0.0}
-    hot = WorkerLoad(**(fields | prefill_load))  # type: ignore[arg-type]
+    hot = WorkerLoad(**(fields | {"busy": 0.3} | prefill_load))  # type: ignore[arg-type]
     blocks = BlockCounts(100, 90, 0, 10, 0)
     return [record(f"p{n}", Role.PREFILL, load=hot, blocks=blocks) for n in range(2)]
 

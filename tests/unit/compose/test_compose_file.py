@@ -54,6 +54,15 @@ def test_containers_are_stopped_after_they_have_drained() -> None:
         assert float(service["stop_grace_period"].removesuffix("s")) >= drain_s + STOP_MARGIN_S
 
 
+def test_each_worker_remembers_its_role_in_a_place_of_its_own_that_its_image_lets_it_write_to() -> None:
+    made = re.findall(r"install -d -o baton -g baton (.+)$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    for name in WORKERS:
+        service = services()[name]
+        folder = str(Path(service["environment"]["BATON_ROLE_FILE"]).parent)
+        assert folder in service["volumes"], "a volume without a name: one a container"
+        assert folder in made[0].split()
+
+
 def test_redis_refuses_rather_than_forgets() -> None:
     command = services()["redis"]["command"]
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
@@ -111,7 +120,7 @@ def test_a_gateways_packages_are_part_of_the_lock_and_have_no_torch() -> None:
     assert wanted <= {normal(re.split("[>=;]", name)[0]) for name in project["project"]["dependencies"]}
 
 
-@pytest.mark.parametrize("module", ["gateway.main", "compose.cli", "compose.secret_file"])
+@pytest.mark.parametrize("module", ["gateway.main", "compose.commands", "compose.secret_file"])
 def test_what_a_gateways_image_imports_is_in_it(module: str) -> None:
     listed = subprocess.run(
         (sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"), capture_output=True, text=True, check=True

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.messages import BlockCounts, Role, WorkerLoad, WorkerState
 from gateway.planner.planner import (
     COOL_DOWN_FACTOR,
-    HOT_LOOKS,
     IDLE_S,
+    LIGHT,
     MIN_COOL_DOWN_S,
     REVERSAL_FACTOR,
     ROOM,
@@ -23,6 +23,7 @@ from gateway.planner.planner import (
 )
 from gateway.planner.pressure import MAX_VIEW_AGE_S, Pressure, Targets, look
 from gateway.planner.ratio import Ratio
+from gateway.planner.trend import LOOKS, MOST, WARM
 from gateway.router import ClusterView, RouterLimits, WorkerView
 from tests.support.stub_decode import record
 
@@ -97,7 +98,7 @@ def test_a_warm_pool_is_helped_by_one_that_has_next_to_nothing_to_do_and_by_no_o
     assert driver.actions() == [Action.LOCAL_TOKENS, Action.TO_DECODE]
     assert driver.done[-1][1].reason is Reason.DECODE_WARM
     other = Driver()
-    other.look(replace(warm, prefill_busy=0.4), 60)
+    other.look(replace(warm, prefill_busy=0.5), 60)
     assert other.actions() == []
 
 
@@ -113,21 +114,51 @@ def test_a_moment_of_pressure_changes_nothing() -> None:
 def test_two_changes_of_a_worker_are_a_cool_down_apart_which_grows_with_what_one_takes() -> None:
     for took_s in (0.5, 8.0):
         driver = Driver(ratio=Ratio(6, 2))
-        driver.look(DECODE_HOT, 200, took_s=took_s)
+        driver.look(replace(DECODE_HOT, prefill_busy=0.4), 200, took_s=took_s)
         times = [at for at, decision in driver.done if decision.role is not None]
         assert len(times) >= 2
         gaps = [after - before for before, after in itertools.pairwise(times)]
         assert min(gaps) >= max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * took_s)
 
 
-def test_turning_back_waits_longer() -> None:
+def test_an_overload_that_the_other_pool_can_plainly_end_waits_for_the_least_pause_only() -> None:
+    driver = Driver(ratio=Ratio(3, 1))
+    driver.look(DECODE_HOT, 40, took_s=8.0)
+    first, second = [at for at, decision in driver.done if decision.role is Role.DECODE]
+    assert MIN_COOL_DOWN_S <= second - first < COOL_DOWN_FACTOR * 8.0
+
+
+def test_a_queue_before_prefill_workers_that_rest_is_no_reason_for_more_of_them() -> None:
     driver = Driver()
-    driver.look(DECODE_HOT, 12)
-    assert driver.ratio == Ratio(1, 3)
-    flipped_at = next(at for at, decision in driver.done if decision.role is Role.DECODE)
-    driver.look(PREFILL_HOT, 100)
-    back_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
-    assert back_at - flipped_at >= REVERSAL_FACTOR * MIN_COOL_DOWN_S
+    driver.look(replace(PREFILL_HOT, prefill_busy=0.1), 30)
+    assert driver.actions() == []
+
+
+def seconds_to_turn_back(load: Pressure) -> float:
+    """Return how long after a change in favour of prefill one in favour of decode comes."""
+    driver = Driver()
+    driver.look(replace(PREFILL_HOT, prefill_wait=0.9), LOOKS)
+    assert driver.ratio == Ratio(3, 1)
+    flipped_at = next(at for at, decision in driver.done if decision.role is Role.PREFILL)
+    driver.look(load, 100)
+    return next(at for at, decision in driver.done if decision.role is Role.DECODE) - flipped_at
+
+
+def test_turning_back_waits_longer() -> None:
+    assert seconds_to_turn_back(replace(DECODE_HOT, prefill_busy=0.4)) >= REVERSAL_FACTOR * MIN_COOL_DOWN_S
+
+
+def test_a_load_that_has_plainly_turned_is_followed_sooner() -> None:
+    assert MIN_COOL_DOWN_S <= seconds_to_turn_back(DECODE_HOT) < REVERSAL_FACTOR * MIN_COOL_DOWN_S
+
+
+def test_decode_workers_that_could_not_write_what_one_less_leaves_them_give_none() -> None:
+    """A step grows faster than the number of its sequences: at 2.5 times its floor a worker does 0.6 of its most."""
+    driver = Driver()
+    driver.look(replace(CALM, itl=0.2), 1)
+    last = driver.look(replace(PREFILL_HOT, itl=0.5), 30)
+    assert driver.actions() == []
+    assert (last.reason, last.donor_after) == (Reason.DONOR_TOO_BUSY, MOST)
 
 
 def test_the_last_worker_of_a_role_stays() -> None:
@@ -153,10 +184,10 @@ def test_both_pools_hot_is_held() -> None:
 
 def test_missing_metrics_hold_and_what_was_hot_before_does_not_count() -> None:
     driver = Driver()
-    driver.look(DECODE_HOT, HOT_LOOKS - 1)
+    driver.look(DECODE_HOT, LOOKS - 1)
     last = driver.look(replace(DECODE_HOT, missing="registry"), 50)
     assert (last.action, last.reason) == (Action.HOLD, Reason.MISSING_METRICS)
-    driver.look(DECODE_HOT, HOT_LOOKS - 1)
+    driver.look(DECODE_HOT, LOOKS - 1)
     assert driver.actions() == []
 
 
@@ -184,7 +215,7 @@ def test_home_takes_no_last_worker_either() -> None:
 
 def test_a_steady_load_between_the_marks_moves_nothing() -> None:
     driver = Driver()
-    driver.look(replace(CALM, prefill_wait=0.75, itl=0.75), 300)
+    driver.look(replace(CALM, prefill_wait=0.75, prefill_busy=0.5, itl=0.75), 300)
     assert driver.actions() == []
 
 
@@ -231,7 +262,7 @@ class PlannerMachine(RuleBasedStateMachine):
     ) -> None:
         for _ in range(looks):
             self.now += 1
-            seen = Pressure(self.ratio, settled, work, waits, busy, kv, itl, admission, missing)
+            seen = Pressure(self.ratio, settled, work, waits, busy, kv, itl, admission, missing=missing)
             decision = self.decision = self.planner.decide(seen, self.now)
             if decision.action is Action.HOLD:
                 continue
@@ -239,7 +270,9 @@ class PlannerMachine(RuleBasedStateMachine):
             assert settled
             assert self.role is None, "a second change in flight"
             if decision.role is not None:
-                assert self.now - self.ended_at >= max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * self.took_s)
+                is_plain = decision.reason in (Reason.PREFILL_HOT, Reason.DECODE_HOT) and decision.donor_after < LIGHT
+                pause_s = MIN_COOL_DOWN_S if is_plain else max(MIN_COOL_DOWN_S, COOL_DOWN_FACTOR * self.took_s)
+                assert self.now - self.ended_at >= pause_s
                 assert self.ratio.moved(decision.role).prefill >= 1
                 assert self.ratio.moved(decision.role).decode >= 1
                 assert decision.donor_after < ROOM
@@ -270,7 +303,7 @@ TestPlannerMachine = PlannerMachine.TestCase
 TestPlannerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.59), st.floats(0, 0.59)), min_size=1, max_size=100))
+@given(st.lists(st.tuples(st.floats(0, WARM), st.floats(0, WARM)), min_size=1, max_size=100))
 def test_below_the_mark_nothing_ever_changes(looks: list[tuple[float, float]]) -> None:
     driver = Driver()
     for waits, itl in looks:
@@ -307,6 +340,7 @@ def test_pressures_are_measured_against_the_targets() -> None:
     assert seen.prefill == pytest.approx(4000 / 2000 / 2.0)
     assert (seen.prefill_busy, seen.kv_use) == (0.75, 0.5)
     assert (seen.itl, seen.admission) == (pytest.approx(0.7), 0.25)
+    assert seen.mean_itl == pytest.approx(0.6)
     assert seen.decode == pytest.approx(0.7)
 
 

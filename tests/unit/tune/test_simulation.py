@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.messages import Role
-from compose.tune.calibrate import Probe, Probes, fit
 from compose.tune.cluster import Run, SimCluster
+from compose.tune.fit import fit
 from compose.tune.outcome import best, is_good, outcome
+from compose.tune.probe import Probe, Probes
 from compose.tune.profile import CostProfile, read_profile, write_profile
 from compose.tune.report import outcome_table, plot, recommendation
 from compose.tune.trace import Arrival, poisson
@@ -172,24 +173,40 @@ def test_a_profile_is_read_as_it_was_written_and_another_file_is_refused(tmp_pat
 
 def test_a_fit_of_measurements_made_by_a_profile_finds_that_profile() -> None:
     """What an idle simulated cluster measures, at the sizes that a calibration asks for."""
-    profile = msgspec.structs.replace(PROFILE, prompt_attention_s=2e-7, context_token_s=2e-6, transfer_token_s=1e-5)
+    profile = msgspec.structs.replace(
+        PROFILE,
+        prompt_attention_s=2e-7,
+        context_token_s=2e-6,
+        transfer_token_s=1e-5,
+        decode_contention=0.5,
+        prefill_contention=0.25,
+    )
 
-    def probes(*sizes: tuple[int, int], together: bool) -> list[Probe]:
-        run = SimCluster(profile, Ratio(1, 1), TARGETS).run(
-            [Arrival(0.0 if together else 30.0 * n, prompt, answer) for n, (prompt, answer) in enumerate(sizes)]
-        )
+    def probes(*arrivals: Arrival) -> list[Probe]:
+        run = SimCluster(profile, Ratio(1, 1), TARGETS).run(arrivals)
         return [
-            Probe(asked.prompt_tokens, asked.prompt_tokens > 64, [at - asked.at_s for at in one.token_times])
+            Probe(
+                asked.prompt_tokens,
+                asked.prompt_tokens > 64,
+                [at - asked.at_s for at in one.token_times],
+                began=asked.at_s,
+            )
             for one in run.requests
             for asked in [one.arrival]
         ]
 
-    alone = probes(*((length, 4) for length in (16, 32, 48, 128, 256, 512, 1024, 1536)), together=False)
-    batches = [probes(*[(length, 40)] * size, together=True) for length in (32, 640) for size in (1, 2, 4, 8)]
-    found = fit(Probes(alone, batches), kv_blocks=profile.kv_blocks)
-    for name in ("prompt_token_s", "decode_base_s", "sequence_s"):
+    lengths = (16, 32, 48, 128, 256, 512, 1024, 1536)
+    alone = probes(*(Arrival(30.0 * n, length, 4) for n, length in enumerate(lengths)))
+    batches = [probes(*[Arrival(0.0, length, 40)] * size) for length in (32, 640) for size in (1, 2, 4, 8)]
+    queued = [probes(*[Arrival(0.0, 512, 1)] * 4)]
+    both = probes(*[Arrival(0.0, 32, 160)] * 4, *(Arrival(2.0 + 1.5 * n, 1024, 1) for n in range(3)))
+    found = fit(Probes(alone, batches, queued, both[:4], both[4:]), kv_blocks=profile.kv_blocks)
+    for name in ("prompt_token_s", "decode_base_s", "sequence_s", "prefill_base_s", "prefill_contention"):
         assert getattr(found, name) == pytest.approx(getattr(profile, name), rel=0.15), name
-    again = SimCluster(found, Ratio(1, 1), TARGETS).run([Arrival(0.0, 700, 40)]).requests[0]
-    truth = SimCluster(profile, Ratio(1, 1), TARGETS).run([Arrival(0.0, 700, 40)]).requests[0]
-    assert again.ttft_s == pytest.approx(truth.ttft_s, rel=0.15)
-    assert again.itl_s == pytest.approx(truth.itl_s, rel=0.15)
+    assert found.decode_contention == pytest.approx(profile.decode_contention, rel=0.3)  # some steps had no neighbour
+    load = [Arrival(0.0, 700, 40), Arrival(0.1, 32, 60), Arrival(0.5, 900, 40)]
+    again = SimCluster(found, Ratio(1, 1), TARGETS).run(load).requests
+    truth = SimCluster(profile, Ratio(1, 1), TARGETS).run(load).requests
+    for one, other in zip(again, truth, strict=True):
+        assert one.ttft_s == pytest.approx(other.ttft_s, rel=0.15)
+        assert one.itl_s == pytest.approx(other.itl_s, rel=0.15)
