@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import transfer
+from common.messages import GRPC
 from common.model.spec import LayerSpec
 from kvstore.layout import KvLayout
 
@@ -25,10 +26,10 @@ class HandoverFigure:
 def measure() -> list[HandoverFigure]:
     """Return control alone, and control with the KV of a prompt of 2,000 tokens."""
     sizes = transfer.Sizes(NUM_TOKENS // transfer.BLOCK_SIZE, 10, 200, LLAMA_3_8B, "cuda")
-    rates, empty = transfer.measure(sizes)
-    control_s = statistics.median(empty)
-    named = {row.name: sizes.num_bytes / (statistics.median(row.rates) * 1e9) for row in rates}
-    whole_s = named["pull by block id"]
+    measured = transfer.measure(sizes)
+    control_s = statistics.median(measured.empty[0].values)
+    named = {row.name: sizes.num_bytes / (statistics.median(row.values) * 1e9) for row in measured.rates}
+    whole_s = named[transfer.pull_row(GRPC)]
     return [
         HandoverFigure("control", control_s),
         HandoverFigure(f"bytes of {NUM_TOKENS} tokens", whole_s - control_s, sizes.num_bytes),

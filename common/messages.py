@@ -9,6 +9,7 @@ Queue (gateway -> prefill, a Redis stream):  Prefill.
 Control (prefill -> decode):  Offer.   Control (decode -> prefill):  Hello, Renew, Done, Cancel.
 Control (gateway -> worker, for its operator):  Drain, TakeRole, Inspect.
 Bulk (decode <- prefill, server stream):  Pull -> KvFrame ..., Handover, End.
+    A frame carries its blocks' bytes, or says that they are ready to be read by id with the transport that Pull names.
 Sharing (any worker -> any worker):  Borrow, then Pull -> KvFrame ..., End.   Gateway -> worker:  Keep, ResetCache.
 """
 
@@ -21,8 +22,11 @@ from common.ids import BlockId, Epoch, RequestId, TransferId, WorkerId
 from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason, SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of everything in this file; part of the fingerprint."""
+
+GRPC = "grpc"
+"""The transport whose bytes are in the frames themselves."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
@@ -245,12 +249,21 @@ class Hello(Message, frozen=True):
     fingerprint: Fingerprint
 
 
+class TransportOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One way to read a worker's blocks beside gRPC, which there always is."""
+
+    name: str
+    detail: bytes
+    """What a reader needs to begin; only the transport of that name understands it."""
+
+
 class HelloReply(Message, frozen=True):
     """The puller compares it with its own fingerprint and refuses the pair on a difference."""
 
     worker_id: WorkerId
     epoch: Epoch
     fingerprint: Fingerprint
+    transports: tuple[TransportOffer, ...] = ()
 
 
 class Offer(Message, frozen=True):
@@ -419,10 +432,12 @@ class Pull(Message, frozen=True):
     epoch: Epoch
     have_tokens: int
     """Leading tokens that the puller holds already; a whole number of blocks, or all of them."""
+    transport: str = GRPC
+    """How the puller gets the bytes: in the frames, or by a transport that the source has offered."""
 
 
 class KvFrame(msgspec.Struct, frozen=True):
-    """Some whole blocks of one transfer; the payload travels raw behind a msgpack header."""
+    """Some whole blocks of one transfer, in place at their source; a payload travels raw behind a msgpack header."""
 
     transfer_id: TransferId
     seq: int
@@ -432,11 +447,11 @@ class KvFrame(msgspec.Struct, frozen=True):
     token_end: int
     """One past the last token covered; inside the last block when the prompt ends there."""
     block_ids: tuple[BlockId, ...]
-    """Source blocks, one for each block of payload."""
+    """Source blocks, in order."""
     checksum: int
-    """xxh3-64 of the payload."""
-    payload: bytes | memoryview
-    """``len(block_ids) * block_bytes`` bytes."""
+    """xxh3-64 of their bytes."""
+    payload: bytes | memoryview | None
+    """``len(block_ids) * block_bytes`` bytes; None: the puller reads them itself, by the blocks' ids."""
 
 
 class SampledToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

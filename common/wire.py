@@ -6,6 +6,7 @@ The elements of a Pull stream carry checksums over every byte, since a wrong one
 
     handover or end:  b"M", xxh3-64 of the message, message
     KV frame:         b"F", xxh3-64 of the header, length of the header, header, payload (its checksum is in the header)
+    announcement:     b"A", and as a KV frame without a payload: the receiver reads the blocks itself
 
 The payload travels raw, so that block bytes are copied once on each side.
 """
@@ -31,6 +32,7 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _MESSAGE = b"M"
 _FRAME = b"F"
+_ANNOUNCEMENT = b"A"
 _CHECKSUM = struct.Struct("<Q")
 _FRAME_START = struct.Struct("<QI")  # checksum and length of the header
 _FRAME_HEADER = 1 + _FRAME_START.size
@@ -91,18 +93,17 @@ def encode_pull_item(item: PullItem) -> bytes:
     if not isinstance(item, KvFrame):
         message = encode(item)
         return b"".join((_MESSAGE, _CHECKSUM.pack(payload_checksum((message,))), message))
-    return _frame_bytes(
-        _FrameHeader(
-            item.transfer_id,
-            item.seq,
-            item.token_start,
-            item.token_end,
-            item.block_ids,
-            item.checksum,
-            len(item.payload),
-        ),
-        (item.payload,),
+    parts = () if item.payload is None else (item.payload,)
+    header = _FrameHeader(
+        item.transfer_id,
+        item.seq,
+        item.token_start,
+        item.token_end,
+        item.block_ids,
+        item.checksum,
+        sum(len(part) for part in parts),
     )
+    return _frame_bytes(_ANNOUNCEMENT if item.payload is None else _FRAME, header, parts)
 
 
 def encode_frame(
@@ -117,12 +118,12 @@ def encode_frame(
     num_bytes = sum(part.nbytes for part in parts)
     checksum = payload_checksum(parts)
     header = _FrameHeader(transfer_id, seq, token_start, token_end, tuple(block_ids), checksum, num_bytes)
-    return _frame_bytes(header, parts)
+    return _frame_bytes(_FRAME, header, parts)
 
 
-def _frame_bytes(header: _FrameHeader, parts: Sequence[bytes | memoryview]) -> bytes:
+def _frame_bytes(kind: bytes, header: _FrameHeader, parts: Sequence[bytes | memoryview]) -> bytes:
     packed = encode(header)
-    return b"".join((_FRAME, _FRAME_START.pack(payload_checksum((packed,)), len(packed)), packed, *parts))
+    return b"".join((kind, _FRAME_START.pack(payload_checksum((packed,)), len(packed)), packed, *parts))
 
 
 def decode_pull_item(data: bytes) -> PullItem:
@@ -136,7 +137,7 @@ def decode_pull_item(data: bytes) -> PullItem:
             (checksum,) = _CHECKSUM.unpack(view[1:9])
             item: Handover | End = decode(_checked(view[9:], checksum), Handover | End)
             return item
-        if view[:1] != _FRAME or len(data) > MAX_FRAME_BYTES:
+        if view[:1] not in (_FRAME, _ANNOUNCEMENT) or len(data) > MAX_FRAME_BYTES:
             raise CorruptFrame("frame has an unknown kind or is too large")
         checksum, header_len = _FRAME_START.unpack(view[1:_FRAME_HEADER])
         payload = view[_FRAME_HEADER + header_len :]
@@ -149,6 +150,8 @@ def decode_pull_item(data: bytes) -> PullItem:
         raise CorruptFrame(
             f"frame {header.seq} has {len(payload)} bytes of payload, its header says {header.num_bytes}"
         )
+    if payload and view[:1] == _ANNOUNCEMENT:
+        raise CorruptFrame(f"frame {header.seq} is only announced and has a payload")
     return KvFrame(
         header.transfer_id,  # type: ignore[arg-type]
         header.seq,
@@ -156,7 +159,7 @@ def decode_pull_item(data: bytes) -> PullItem:
         header.token_end,
         header.block_ids,  # type: ignore[arg-type]
         header.checksum,
-        payload,
+        payload if view[:1] == _FRAME else None,
     )
 
 

@@ -41,6 +41,19 @@ class DeviceCopies:
             staging = host.to(self._blocks.device, non_blocking=True)
             scatter_blocks(staging, self._blocks, self._index(block_ids))
 
+    def scatter(self, source: Tensor, block_ids: Sequence[BlockId]) -> None:
+        """Fill these blocks, in order, from ``source [len(block_ids), block_bytes]`` on the same device."""
+        with self._copying():
+            scatter_blocks(source, self._blocks, self._index(block_ids))
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Return a copy in pinned memory of ``source``, blocks on the same device that no kernel writes."""
+        host = self._pinned(len(source))
+        with torch.cuda.stream(self._stream):
+            host.copy_(source, non_blocking=True)
+        self._stream.synchronize()
+        return host
+
     @contextmanager
     def _copying(self) -> Iterator[None]:
         self._stream.wait_stream(torch.cuda.default_stream(self._blocks.device))

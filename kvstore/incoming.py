@@ -1,10 +1,10 @@
 """One pull at its destination: what has arrived, and whether the next element of the stream may be believed.
 
-Every element is checked before a byte of it is used, so what was taken is always a gapless valid prefix. Knows nothing
-of streams and storage.
+Every element is checked before it counts, so what was taken is always a gapless valid prefix. Knows nothing of streams
+and storage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from common.errors import CorruptFrame
 from common.ids import BlockId, TransferId
@@ -39,9 +39,13 @@ class Incoming:
         self._block_bytes = block_bytes
         self._num_frames = 0
         self._is_loan = is_loan
+        self._may_repeat = False
 
     def check_frame(self, frame: KvFrame) -> tuple[BlockId, ...]:
-        """Return the blocks that the payload belongs in; raises CorruptFrame unless it is the very next frame."""
+        """Return the blocks that its bytes belong in; raises CorruptFrame unless it is the very next frame.
+
+        The bytes themselves are left to :func:`check_bytes`.
+        """
         self._require_open(frame.transfer_id)
         if frame.seq != self._num_frames:
             raise CorruptFrame(f"frame {frame.seq} came where frame {self._num_frames} was due")
@@ -49,23 +53,33 @@ class Incoming:
             raise CorruptFrame(f"frame {frame.seq} starts at token {frame.token_start}, not at {self.num_tokens}")
         self._check_token_end(frame)
         first, past = frame.token_start // self._block_size, -(-frame.token_end // self._block_size)
-        if len(frame.block_ids) != past - first or len(frame.payload) != (past - first) * self._block_bytes:
+        num_bytes = (past - first) * self._block_bytes if frame.payload is None else len(frame.payload)
+        if len(frame.block_ids) != past - first or num_bytes != (past - first) * self._block_bytes:
             raise CorruptFrame(
-                f"frame {frame.seq} has {len(frame.payload)} bytes in {len(frame.block_ids)} blocks, its tokens take "
+                f"frame {frame.seq} has {num_bytes} bytes in {len(frame.block_ids)} blocks, its tokens take "
                 f"{past - first} blocks of {self._block_bytes} bytes"
             )
-        if payload_checksum((frame.payload,)) != frame.checksum:
-            raise CorruptFrame(f"the checksum of frame {frame.seq} is wrong")
         return self._block_ids[first:past]
 
     def take_frame(self, frame: KvFrame) -> None:
-        """The checked frame's payload is in place."""
+        """The checked frame's bytes are in place."""
         self.num_tokens = frame.token_end
         self._num_frames += 1
 
-    def take_handover(self, handover: Handover) -> None:
-        """Keep the next token; raises CorruptFrame when it is not the one handover of a prompt that fits the table."""
+    def begin_again(self) -> None:
+        """Expect another stream of the same transfer, behind what this one brought; it repeats the handover."""
+        self._num_frames = 0
+        self._may_repeat = self.handover is not None
+
+    def take_handover(self, handover: Handover) -> bool:
+        """Keep the next token and return whether it is news.
+
+        Raises CorruptFrame when it is not the one handover of a prompt that fits the table.
+        """
         self._require_open(handover.transfer_id)
+        if self._may_repeat and handover == self.handover:
+            self._may_repeat = False
+            return False
         if self.handover is not None:
             raise CorruptFrame("a second handover came")
         if self._is_loan:
@@ -76,6 +90,7 @@ class Incoming:
                 f"the handover covers {handover.num_tokens} tokens, {self.num_tokens} are here and {num_slots} fit"
             )
         self.handover = handover
+        return True
 
     def take_end(self, end: End) -> None:
         """Close the stream; raises CorruptFrame when something is missing."""
@@ -113,3 +128,9 @@ class Incoming:
             self.handover is None or frame.token_end != self.handover.num_tokens
         ):
             raise CorruptFrame(f"frame {frame.seq} ends inside a block, at token {frame.token_end}")
+
+
+def check_bytes(frame: KvFrame, parts: Iterable[bytes | memoryview]) -> None:
+    """Raise CorruptFrame unless ``parts`` are the bytes that the source has summed."""
+    if payload_checksum(parts) != frame.checksum:
+        raise CorruptFrame(f"the checksum of frame {frame.seq} is wrong")

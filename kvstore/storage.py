@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.ids import BlockId
@@ -27,13 +28,17 @@ class KvStorage:
     that another writes: the block pool's references and the order of steps see to that.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KvLayout, num_blocks: int, device: torch.device, *, memory: NDArray[np.uint8] | None = None
+    ) -> None:
+        """Keep the blocks in ``memory [num_blocks, block_bytes]``, zeros on the host; None: in memory of its own."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = device
-        self._blocks = _zeros(num_blocks, layout, device)
-        self._bytes = self._blocks.view(torch.uint8)  # [num_blocks, block_bytes]
-        self._rows = self._bytes.numpy() if device.type == "cpu" else None
+        self._blocks = _zeros(num_blocks, layout, device) if memory is None else _as_blocks(memory, layout)
+        self.blocks = self._blocks.view(torch.uint8)
+        """``[num_blocks, block_bytes]`` uint8 on ``device``, for transports to read."""
+        self._rows = self.blocks.numpy() if device.type == "cpu" else None
 
     def layer_views(self) -> list[LayerKV]:
         """Return each layer's K ``[num_blocks, kv_heads, block_size, k_dim]`` and V, views of the one tensor."""
@@ -66,21 +71,39 @@ class KvStorage:
             )
         source = np.frombuffer(payload, dtype=np.uint8).reshape(len(block_ids), self.layout.block_bytes)
         if self._rows is not None:
-            for row, block_id in enumerate(block_ids):
-                self._rows[block_id] = source[row]
+            self.gather(block_ids, source, range(len(block_ids)))
             return
         self._copies.write(block_ids, source)
+
+    def gather(self, block_ids: Sequence[BlockId], source: NDArray[np.uint8], rows: Sequence[int]) -> None:
+        """Fill these blocks, on a CPU, each from its row of ``source [any, block_bytes]``."""
+        self._check(block_ids)
+        assert self._rows is not None
+        for block_id, row in zip(block_ids, rows, strict=True):
+            self._rows[block_id] = source[row]
+
+    def scatter(self, source: Tensor, block_ids: Sequence[BlockId]) -> None:
+        """Fill these blocks, in order, from ``source [len(block_ids), block_bytes]`` uint8 on the same device."""
+        self._check(block_ids)
+        if self._rows is not None:
+            self.gather(block_ids, source.numpy(), range(len(block_ids)))
+        else:
+            self._copies.scatter(source, block_ids)
+
+    def host_bytes(self, source: Tensor) -> memoryview:
+        """Return the bytes of ``source``, uint8 on the same device: on a CPU a view, else a copy."""
+        return (source if self._rows is not None else self._copies.to_host(source)).numpy().reshape(-1).data
 
     @cached_property
     def _copies(self) -> "DeviceCopies":
         from kvstore.device_copies import DeviceCopies  # loads triton
 
-        return DeviceCopies(self._bytes)
+        return DeviceCopies(self.blocks)
 
     def copy(self, src: BlockId, dst: BlockId) -> None:
         """Copy the bytes of one block to another."""
         self._check((src, dst))
-        self._bytes[dst].copy_(self._bytes[src])
+        self.blocks[dst].copy_(self.blocks[src])
 
     def _view(self, offset: int, kv_heads: int, dim: int) -> Tensor:
         layout = self.layout
@@ -97,6 +120,10 @@ class KvStorage:
 def _zeros(num_blocks: int, layout: KvLayout, device: torch.device) -> Tensor:
     """Return ``[num_blocks, block_elements]`` zeros; on a CPU the memory is only taken when a block is first used."""
     if device.type == "cpu":
-        untouched = np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8)
-        return torch.from_numpy(untouched).view(layout.dtype)
+        return _as_blocks(np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8), layout)
     return torch.zeros(num_blocks, layout.block_elements, dtype=layout.dtype, device=device)
+
+
+def _as_blocks(memory: NDArray[np.uint8], layout: KvLayout) -> Tensor:
+    """Return ``memory [num_blocks, block_bytes]`` as ``[num_blocks, block_elements]``."""
+    return torch.from_numpy(memory).view(layout.dtype)

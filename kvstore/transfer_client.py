@@ -11,21 +11,23 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from functools import partial
 from typing import Any
 
-from common.errors import BatonError, CorruptFrame, DeadlineExceeded, StaleEpoch, Unavailable
-from common.ids import BlockId, Epoch, TransferId
-from common.messages import End, Handover, Hello, HelloReply, KvFrame, Offer, Pull
+from common.errors import BatonError, CorruptFrame, DeadlineExceeded, Unavailable
+from common.ids import BlockId, TransferId
+from common.messages import End, Handover, HelloReply, KvFrame, Offer, Pull
 from common.rpc import RpcClient
-from common.services import HELLO, PULL
+from common.services import PULL
 from common.wire import decode_pull_item
 from kvstore.block_mover import BlockMover
-from kvstore.fingerprint import require_same
 from kvstore.incoming import Incoming
 from kvstore.lease_keeper import CALL_TIMEOUT_S, RENEW_S, LeaseKeeper
 from kvstore.peers import PeerSet
 from kvstore.storage import KvStorage
+from kvstore.transports.inline import InlineReader
+from kvstore.transports.pairs import Pair, Pairs
+from kvstore.transports.transport import Reader, TransportFailed
+from kvstore.transports.transports import GRPC_ONLY, Transports
 
 IDLE_S = 30.0
 """A stream that brings nothing for this long is given up."""
@@ -49,9 +51,22 @@ class ClientCounters:
     pulls_failed: int = 0
     frames_received: int = 0
     bytes_received: int = 0
-    """Payload bytes that were checked and written."""
+    """Bytes of blocks that were checked and are in place."""
+    bytes_by_grpc: int = 0
+    """Those of them that came in the frames."""
+    bytes_by_shm: int = 0
+    bytes_by_nixl: int = 0
+    fallbacks: int = 0
+    """Pulls that went on by gRPC because their transport had failed."""
     corrupt_frames: int = 0
     """Streams that were cut because something in them was wrong or missing."""
+
+    def count_frame(self, transport: str, num_bytes: int) -> None:
+        """Count one frame whose bytes are in place."""
+        self.frames_received += 1
+        self.bytes_received += num_bytes
+        name = f"bytes_by_{transport}"
+        setattr(self, name, getattr(self, name) + num_bytes)
 
 
 class _Running:
@@ -88,6 +103,7 @@ class TransferClient:
         *,
         renew_s: float = RENEW_S,
         idle_s: float = IDLE_S,
+        transports: Transports = GRPC_ONLY,
         mover: BlockMover | None = None,
         on_pulled: Callable[[float, bool], None] = lambda elapsed_s, is_complete: None,
     ) -> None:
@@ -97,13 +113,11 @@ class TransferClient:
         """Keeps the leases of offers that were accepted."""
         self._storage = storage
         self._block_size = block_size
-        self._identity = identity
         self._peers = peers
         self._idle_s = idle_s
-        self._greeted: dict[str, Epoch] = {}
+        self._pairs = Pairs(identity, transports, InlineReader(storage, mover or BlockMover.for_device(storage.device)))
         self._running: defaultdict[TransferId, list[_Running]] = defaultdict(list)
         self._stopped: set[TransferId] = set()
-        self._mover = mover or BlockMover.for_device(storage.device)
 
     def expect(self, offer: Offer) -> None:
         """Keep the lease of an accepted offer alive although its pull begins later; :meth:`pull` does so too."""
@@ -194,26 +208,39 @@ class TransferClient:
                 del self._running[transfer_id]
 
     async def _receive(self, offer: Offer, incoming: Incoming, on_handover: Callable[[Handover], None]) -> None:
-        request = Pull(offer.transfer_id, offer.epoch, incoming.num_tokens)
         with self._peers.use(offer.address) as client:
-            await self._greet(client, offer)
-            async with aclosing(client.stream(PULL, request)) as stream:
-                while (data := await self._next(stream)) is not None:
-                    await self._take(data, incoming, on_handover)
+            pair = await self._pairs.greet(client, offer, min(CALL_TIMEOUT_S, self._idle_s))
+            try:
+                await self._read(client, offer, incoming, on_handover, pair)
+            except TransportFailed as failure:
+                self.counters.fallbacks += 1
+                self._pairs.fall_back(pair, str(failure))
+                incoming.begin_again()
+                await self._read(client, offer, incoming, on_handover, pair)
         if not incoming.is_complete:
             raise CorruptFrame("the stream ended early")
 
-    async def _greet(self, client: RpcClient, offer: Offer) -> None:
-        """Make sure, once in a life of the source, that its blocks mean the same as ours."""
-        if self._greeted.get(offer.address) == offer.epoch:
-            return
-        ours = self._identity
-        hello = Hello(ours.worker_id, ours.epoch, ours.fingerprint)
-        reply: HelloReply = await client.call(HELLO, hello, min(CALL_TIMEOUT_S, self._idle_s))
-        if reply.epoch != offer.epoch:
-            raise StaleEpoch("the worker that made the offer has restarted since")
-        require_same(ours, reply)
-        self._greeted[offer.address] = offer.epoch
+    async def _read(
+        self,
+        client: RpcClient,
+        offer: Offer,
+        incoming: Incoming,
+        on_handover: Callable[[Handover], None],
+        pair: Pair,
+    ) -> None:
+        """Take one stream to its end, or to what is wrong with it."""
+        reader = pair.reader
+        request = Pull(offer.transfer_id, offer.epoch, incoming.num_tokens, reader.name)
+        async with aclosing(client.stream(PULL, request)) as stream:
+            while (data := await self._next(stream)) is not None:
+                match decode_pull_item(data):
+                    case Handover() as handover:
+                        if incoming.take_handover(handover):
+                            on_handover(handover)
+                    case KvFrame() as frame:
+                        await self._take(frame, incoming, reader, pair)
+                    case End() as end:
+                        incoming.take_end(end)
 
     async def _next(self, stream: AsyncIterator[bytes]) -> bytes | None:
         try:
@@ -222,18 +249,12 @@ class TransferClient:
         except TimeoutError:
             raise DeadlineExceeded(f"the source of the blocks sent nothing for {self._idle_s:g} s") from None
 
-    async def _take(self, data: bytes, incoming: Incoming, on_handover: Callable[[Handover], None]) -> None:
-        match decode_pull_item(data):
-            case Handover() as handover:
-                incoming.take_handover(handover)
-                on_handover(handover)
-            case KvFrame() as frame:
-                await self._mover.run(partial(self._check_and_write, frame, incoming))
-                incoming.take_frame(frame)
-                self.counters.frames_received += 1
-                self.counters.bytes_received += len(frame.payload)
-            case End() as end:
-                incoming.take_end(end)
-
-    def _check_and_write(self, frame: KvFrame, incoming: Incoming) -> None:
-        self._storage.write(incoming.check_frame(frame), memoryview(frame.payload))
+    async def _take(self, frame: KvFrame, incoming: Incoming, reader: Reader, pair: Pair) -> None:
+        block_ids = incoming.check_frame(frame)
+        try:
+            await reader.fill(frame, block_ids)
+        except CorruptFrame as error:
+            self._pairs.fall_back(pair, error.message)  # not for this pull: the source's own bytes may be wrong by now
+            raise
+        incoming.take_frame(frame)
+        self.counters.count_frame(reader.name, len(block_ids) * self._storage.layout.block_bytes)

@@ -3,7 +3,7 @@
 A transfer lives from :meth:`TransferServer.open` until its puller's Done or Cancel, the end of its lease, or its
 engine's ``close`` or ``fail``; ``on_release`` is called exactly once for each, and then its blocks may be reused: a
 stream that still runs sends nothing more of them. Late, repeated and unknown messages are counted, never an error that
-ends anything. Knows nothing of pools and prompts.
+ends anything. Knows nothing of pools and prompts, nor of how other transports than gRPC read what frames announce.
 """
 
 import asyncio
@@ -11,24 +11,32 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from common.errors import BatonError, ConfigError, FingerprintMismatch, StaleEpoch, UnknownTransfer
+from common.errors import BatonError, ConfigError, FingerprintMismatch, InvalidRequest, StaleEpoch, UnknownTransfer
 from common.ids import BlockId, Epoch, TransferId
-from common.messages import Ack, Cancel, Done, End, Hello, HelloReply, LeaseReport, Pull, Renew, RenewReply
+from common.messages import (
+    GRPC,
+    Ack,
+    Cancel,
+    Done,
+    End,
+    Hello,
+    HelloReply,
+    KvFrame,
+    LeaseReport,
+    Pull,
+    Renew,
+    RenewReply,
+)
 from common.rpc import Handlers
 from common.services import CANCEL, DONE, HELLO, PULL, RENEW
-from common.wire import MAX_FRAME_BYTES, encode_frame, encode_pull_item
+from common.wire import encode_frame, encode_pull_item, payload_checksum
 from kvstore.block_mover import BlockMover
 from kvstore.fingerprint import require_same
+from kvstore.frame_size import MAX_BLOCK_BYTES, blocks_in_frame
 from kvstore.lease import LeaseTable
 from kvstore.outgoing import FrameSpan, Outgoing, ReleaseReason, fresh
 from kvstore.storage import KvStorage
 from kvstore.tombstones import Tombstones
-
-FRAME_BYTES = 2 * 1024 * 1024
-"""Payload that a frame aims for; a larger block travels alone."""
-
-MAX_BLOCK_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""A block must fit a frame with its header."""
 
 TOMBSTONE_S = 60.0
 """An ended transfer, or a cancel that came early, is remembered this long."""
@@ -49,7 +57,7 @@ class ServerCounters:
     pulls: int = 0
     frames_sent: int = 0
     bytes_sent: int = 0
-    """Payload bytes."""
+    """Bytes of blocks, in the frames or to be read otherwise."""
     done: int = 0
     cancelled: int = 0
     expired: int = 0
@@ -92,7 +100,8 @@ class TransferServer:
         self._leases = leases
         self._on_release = on_release
         self._clock = clock
-        self._max_blocks = max(1, FRAME_BYTES // storage.layout.block_bytes)
+        self._max_blocks = blocks_in_frame(storage.layout.block_bytes)
+        self._transports = {GRPC, *(offer.name for offer in identity.transports)}
         self._mover = mover or BlockMover.for_device(storage.device)
         self._transfers: dict[TransferId, Outgoing] = {}
         self._tombstones = Tombstones(TOMBSTONE_S, _MAX_TOMBSTONES)
@@ -187,6 +196,8 @@ class TransferServer:
 
     async def _pull(self, pull: Pull) -> AsyncIterator[bytes]:
         self._check_epoch(pull.epoch)
+        if pull.transport not in self._transports:
+            raise InvalidRequest(f"the worker has no transport {pull.transport}", param="transport")
         outgoing = self._find(pull.transfer_id)
         self._leases.renew((pull.transfer_id,), self._clock())
         self.counters.pulls += 1
@@ -202,7 +213,8 @@ class TransferServer:
             elif (span := outgoing.next_span(num_sent, self._max_blocks)) is None:
                 await outgoing.wait_changed()
             else:
-                frame = await self._mover.run(partial(self._frame, outgoing.transfer_id, seq, span))
+                make = self._frame if pull.transport == GRPC else self._announcement
+                frame = await self._mover.run(partial(make, outgoing.transfer_id, seq, span))
                 outgoing.raise_if_ended()  # released while it was read: the bytes may be somebody else's
                 if outgoing.handover is not None and not told:
                     told = True
@@ -215,6 +227,12 @@ class TransferServer:
     def _frame(self, transfer_id: TransferId, seq: int, span: FrameSpan) -> bytes:
         parts = self._storage.parts(span.block_ids)
         return encode_frame(transfer_id, seq, span.token_start, span.token_end, span.block_ids, parts)
+
+    def _announcement(self, transfer_id: TransferId, seq: int, span: FrameSpan) -> bytes:
+        checksum = payload_checksum(self._storage.parts(span.block_ids))
+        return encode_pull_item(
+            KvFrame(transfer_id, seq, span.token_start, span.token_end, span.block_ids, checksum, None)
+        )
 
     def _count_frame(self, span: FrameSpan) -> None:
         self.counters.frames_sent += 1

@@ -11,6 +11,7 @@ from common.logs import LogFormat
 from common.messages import Role
 from common.sizes import parse_size
 from common.tls import check_tls
+from kvstore.transports.choices import TransportChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,10 @@ class WorkerConfig:
 
     kv_memory: str = "2GiB"
     """Memory of the KV pool, used when --kv-blocks is 0."""
+
+    transport: TransportChoice = "auto"
+    """How blocks of other workers are read: grpc; shm: shared memory, on one machine; nixl: needs baton[nixl]; auto:
+    shm between CPUs, nixl between GPUs. Where that cannot be, the reason is logged and gRPC used."""
 
     tenant_cache_share: float = 0.5
     """Share of the KV blocks that the cache of one tenant (cache salt) may keep when others need room."""

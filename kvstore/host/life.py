@@ -119,6 +119,7 @@ class Life:
         async with asyncio.TaskGroup() as group:
             working = group.create_task(self.engine.run())
             serving = [group.create_task(one.run()) for one in (publisher, parts.transfers, parts.puller)]
+            serving.append(group.create_task(parts.model.transports.run()))
             self._state = WorkerState.READY
             await self._heartbeat.beat()
             serving.append(group.create_task(self._heartbeat.run()))
@@ -177,7 +178,7 @@ class Life:
 
     def _make_parts(self, standing: Standing, prompt_tokens_per_s: float) -> Parts:
         config, model = standing.config, standing.model
-        identity = HelloReply(standing.worker_id, new_epoch(), model.fingerprint)
+        identity = HelloReply(standing.worker_id, new_epoch(), model.fingerprint, model.transports.offers())
         loop = asyncio.get_running_loop()
 
         def on_release(transfer_id: TransferId, reason: ReleaseReason) -> None:
@@ -194,6 +195,7 @@ class Life:
             identity,
             standing.peers,
             renew_s=renew_s,
+            transports=model.transports,
             on_pulled=standing.metrics.pulled,
         )
         return Parts(

@@ -31,6 +31,8 @@ from kvstore.retention import LeastRecentlyUsed
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import TransferClient
 from kvstore.transfer_server import TransferServer
+from kvstore.transports.lending import Lending
+from kvstore.transports.transports import Transports
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class ModelParts:
     """``max_model_len`` is what the model, the pool and the configuration allow together."""
     runner: StepRunner
     storage: KvStorage
+    transports: Transports
+    """How others read this worker's blocks, and it theirs."""
     pool: BlockPool
     fingerprint: Fingerprint
     grammars: Grammars
@@ -105,7 +109,10 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
     spec = loaded.spec
     layout = KvLayout(spec.layers, config.block_size, spec.dtype)
     num_blocks = config.num_blocks(layout.block_bytes)
-    storage = KvStorage(layout, num_blocks, spec.device)
+    lending = Lending.prepare(
+        config.transport, spec.device, num_blocks, layout.block_bytes, is_encrypted=bool(config.tls_cert)
+    )
+    storage = KvStorage(layout, num_blocks, spec.device, memory=lending.pool_memory)
     runner = ModelRunner(loaded, storage.layer_views(), config.block_size)
     runner.warm_up()
     limit = min(spec.max_model_len, num_blocks * config.block_size)
@@ -114,6 +121,7 @@ def load_model_parts(config: WorkerConfig) -> ModelParts:
         replace(spec, max_model_len=limit),
         runner,
         storage,
+        lending.open_transports(storage),
         BlockPool(num_blocks, config.block_size, LeastRecentlyUsed(int(num_blocks * config.tenant_cache_share))),
         fingerprint(spec, layout),
         grammars_of(config.model, spec),

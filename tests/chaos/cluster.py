@@ -25,6 +25,7 @@ from compose.embedded_redis import ValkeyAddress, server_program
 from compose.ports import free_port
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
+from kvstore.transports.choices import TransportChoice
 from tests.chaos.process import Process
 from tests.chaos.proxy import FaultProxy
 
@@ -254,8 +255,13 @@ def _take_event(answer: Answer, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def chaos_cluster(model: Path, folder: Path, **gateway: Any) -> AsyncIterator[ChaosCluster]:
-    """Start the cluster and wait until it is whole; ends every process."""
+async def chaos_cluster(
+    model: Path, folder: Path, *, transport: TransportChoice = "grpc", **gateway: Any
+) -> AsyncIterator[ChaosCluster]:
+    """Start the cluster and wait until it is whole; ends every process.
+
+    By gRPC blocks pass the proxies, where they can be damaged.
+    """
     env = dict(os.environ) | {"BATON_CLUSTER_TOKEN": TOKEN, "BATON_ADMIN_KEY": ADMIN, "OMP_NUM_THREADS": "1"}
     redis_port = free_port("127.0.0.1")
     redis_proxy = FaultProxy(redis_port)
@@ -265,7 +271,7 @@ async def chaos_cluster(model: Path, folder: Path, **gateway: Any) -> AsyncItera
     nodes = {"redis": Node("redis", _redis(address, env, folder), redis_proxy, redis_port)}
     for role in (Role.PREFILL, Role.DECODE):
         for index in range(2):
-            nodes[f"{role}-{index}"] = await _worker(role, index, model, url, env, folder)
+            nodes[f"{role}-{index}"] = await _worker(role, index, model, url, env, folder, transport)
     keys = tuple(key_of(number) for number in range(NUM_KEYS))
     for index in range(2):
         nodes[f"gateway-{index}"] = _gateway(index, model, url, keys, env, folder, gateway)
@@ -292,7 +298,9 @@ def _redis(address: ValkeyAddress, env: dict[str, str], folder: Path) -> Process
     return Process("redis", (str(server_program()), "-"), env, folder / "redis.log", stdin=settings.encode())
 
 
-async def _worker(role: Role, index: int, model: Path, url: str, env: dict[str, str], folder: Path) -> Node:
+async def _worker(
+    role: Role, index: int, model: Path, url: str, env: dict[str, str], folder: Path, transport: TransportChoice
+) -> Node:
     port = free_port("127.0.0.1")
     proxy = FaultProxy(port)
     await proxy.start()
@@ -309,6 +317,7 @@ async def _worker(role: Role, index: int, model: Path, url: str, env: dict[str, 
         local_chunk_tokens=32,
         max_num_seqs=1 if role is Role.PREFILL else 32,
         lease_s=LEASE_S,
+        transport=transport,
         drain_seconds=2.0,
         async_scheduling="on" if index else "off",  # one decode worker of each kind
     )

@@ -9,8 +9,10 @@ import pytest
 
 from common.messages import PlanKind
 from common.sampling import FinishReason
+from kvstore.transports.choices import TransportChoice
 from tests.support.reference import Reference
 from tests.support.split import Answer, Split, split
+from tests.support.transfer import TRANSPORTS
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,20 @@ async def test_tokens_equal_generate_at_every_edge_cold_and_warm(cluster: Split,
             warm = await cluster.generate(tokens, kind)
             check(warm, expected)
             assert warm.started_cached == (length - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_tokens_are_the_same_whatever_brings_the_blocks(
+    model: Path, redis_url: str, reference: Reference, transport: TransportChoice
+):
+    async with split(str(model), redis_url, transport=transport) as cluster:
+        for length in LENGTHS:
+            tokens = prompt(length, seed=11)
+            check(await cluster.generate(tokens, PlanKind.REMOTE), await reference.greedy_aside(tokens, 8))
+        assert cluster.decode.parts is not None
+        counters = cluster.decode.parts.puller.counters
+        assert getattr(counters, f"bytes_by_{transport}") == counters.bytes_received > 0
+        assert counters.fallbacks == counters.pulls_failed == 0
 
 
 async def test_sixteen_at_once_equal_each_alone(cluster: Split, reference: Reference, scheduling: str):

@@ -10,10 +10,12 @@ from common.messages import Handover, Pull
 from common.services import PULL
 from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
+from kvstore.transports.choices import TransportChoice
 from tests.support.transfer import (
     BIG_LAYOUT,
     BLOCK,
     TOKEN,
+    TRANSPORTS,
     Destination,
     Source,
     blocks,
@@ -25,6 +27,12 @@ from tests.support.transfer import (
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> TransportChoice:
+    return request.param
+
+
 ID = TransferId("t")
 
 
@@ -33,10 +41,10 @@ def assert_equal_blocks(origin: Source, origin_ids: list[int], target: Destinati
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1])
-async def test_a_prompt_of_any_length_arrives_whole(num_tokens: int):
+async def test_a_prompt_of_any_length_arrives_whole(num_tokens: int, transport: TransportChoice):
     num_blocks = -(-num_tokens // BLOCK)
     from_ids, to_ids = list(range(40, 40 - num_blocks, -1)), list(range(3, 3 + 2 * num_blocks, 2))
-    async with source() as origin, destination() as target:
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(*from_ids))
         outgoing.advance(num_tokens)
         outgoing.hand_over(handover("t", num_tokens))
@@ -53,8 +61,8 @@ async def test_a_prompt_of_any_length_arrives_whole(num_tokens: int):
         assert origin.server.counters.bytes_sent == num_blocks * origin.storage.layout.block_bytes
 
 
-async def test_blocks_arrive_as_chunks_complete():
-    async with source() as origin, destination() as target:
+async def test_blocks_arrive_as_chunks_complete(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11, 12, 13))
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, blocks(0, 1, 2, 3)))
         for num_computed, num_here in [(5, 1), (8, 2), (14, 3)]:
@@ -69,8 +77,8 @@ async def test_blocks_arrive_as_chunks_complete():
         assert_equal_blocks(origin, [10, 11, 12, 13], target, [0, 1, 2, 3])
 
 
-async def test_the_pull_may_begin_before_anything_is_computed():
-    async with source() as origin, destination() as target:
+async def test_the_pull_may_begin_before_anything_is_computed(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10))
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, blocks(0)))
         await until(lambda: origin.server.counters.pulls == 1)
@@ -79,8 +87,8 @@ async def test_the_pull_may_begin_before_anything_is_computed():
 
 
 @pytest.mark.parametrize(("have_tokens", "num_frames"), [(0, 1), (4, 1), (8, 1), (10, 0)])
-async def test_only_what_the_puller_lacks_is_moved(have_tokens: int, num_frames: int):
-    async with source() as origin, destination() as target:
+async def test_only_what_the_puller_lacks_is_moved(have_tokens: int, num_frames: int, transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11, 12))
         outgoing.hand_over(handover("t", 10))
         before = target.storage.read(blocks(0, 1, 2))
@@ -93,8 +101,8 @@ async def test_only_what_the_puller_lacks_is_moved(have_tokens: int, num_frames:
         assert_equal_blocks(origin, list(range(10 + num_kept, 13)), target, list(range(num_kept, 3)))
 
 
-async def test_a_transfer_of_nothing_still_ends_with_handover_and_done():
-    async with source() as origin, destination() as target:
+async def test_a_transfer_of_nothing_still_ends_with_handover_and_done(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10))
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 3, ()))
         await until(lambda: origin.server.counters.pulls == 1)
@@ -108,8 +116,8 @@ async def test_a_transfer_of_nothing_still_ends_with_handover_and_done():
         assert len(origin.leases) == 0
 
 
-async def test_no_blocks_follow_a_token_that_ends_the_answer():
-    async with source() as origin, destination() as target:
+async def test_no_blocks_follow_a_token_that_ends_the_answer(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11))
         outgoing.hand_over(handover("t", 8, has_kv=False))
         outcome = await target.pull(origin.offer("t"), 0, blocks(0, 1))
@@ -119,8 +127,11 @@ async def test_no_blocks_follow_a_token_that_ends_the_answer():
         assert origin.server.counters.frames_sent == 0
 
 
-async def test_the_token_comes_ahead_of_the_blocks_that_are_not_sent_yet():
-    async with source(layout=BIG_LAYOUT) as origin, destination(layout=BIG_LAYOUT) as target:
+async def test_the_token_comes_ahead_of_the_blocks_that_are_not_sent_yet(transport: TransportChoice):
+    async with (
+        source(transport=transport, layout=BIG_LAYOUT) as origin,
+        destination(transport=transport, layout=BIG_LAYOUT) as target,
+    ):
         outgoing = origin.server.open(ID, blocks(*range(40)))
         frames_before_token: list[int] = []
 
@@ -153,8 +164,8 @@ async def test_frames_are_not_sent_far_ahead_of_a_puller_that_does_not_read():
         await peers.close()
 
 
-async def test_a_pull_can_be_repeated_from_where_the_first_got_to():
-    async with source() as origin, destination() as target:
+async def test_a_pull_can_be_repeated_from_where_the_first_got_to(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11, 12))
         outgoing.advance(8)
         first = asyncio.create_task(target.pull(origin.offer("t"), 0, blocks(0, 1, 2)))
@@ -167,8 +178,8 @@ async def test_a_pull_can_be_repeated_from_where_the_first_got_to():
         assert_equal_blocks(origin, [10, 11, 12], target, [0, 1, 2])
 
 
-async def test_two_pulls_of_one_transfer_each_get_everything():
-    async with source() as origin, destination() as target:
+async def test_two_pulls_of_one_transfer_each_get_everything(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11))
         pulls = [asyncio.create_task(target.pull(origin.offer("t"), 0, blocks(*table))) for table in ([0, 1], [2, 3])]
         await until(lambda: origin.server.counters.pulls == 2)
@@ -180,8 +191,8 @@ async def test_two_pulls_of_one_transfer_each_get_everything():
             assert_equal_blocks(origin, [10, 11], target, table)
 
 
-async def test_many_transfers_at_once_do_not_mix():
-    async with source() as origin, destination() as target:
+async def test_many_transfers_at_once_do_not_mix(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         async with asyncio.TaskGroup() as group:
             tasks = []
             for number in range(16):
@@ -196,8 +207,8 @@ async def test_many_transfers_at_once_do_not_mix():
 
 
 @pytest.mark.parametrize("have_tokens", [-4, 5, 12])
-async def test_an_impossible_start_is_refused_and_the_transfer_lives_on(have_tokens: int):
-    async with source() as origin, destination() as target:
+async def test_an_impossible_start_is_refused_and_the_transfer_lives_on(have_tokens: int, transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, blocks(10, 11))
         outgoing.hand_over(handover("t", 8))
         outcome = await target.pull(origin.offer("t"), have_tokens, blocks(0, 1))

@@ -27,12 +27,14 @@ from kvstore.outgoing import ReleaseReason
 from kvstore.peers import PeerSet
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import TransferClient
+from kvstore.transports.choices import TransportChoice
 from tests.support.transfer import (
     BLOCK,
     FINGERPRINT,
     LAYOUT,
     NUM_BLOCKS,
     PATIENCE_S,
+    TRANSPORTS,
     Destination,
     Script,
     blocks,
@@ -47,6 +49,12 @@ from tests.support.transfer import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> TransportChoice:
+    return request.param
+
 
 ID = TransferId("t")
 FRAMES = 6
@@ -169,9 +177,9 @@ async def test_the_undamaged_stream_is_fine():
         assert_prefix(target, storage, b"", FRAMES)
 
 
-async def test_what_was_lost_can_be_pulled_again_behind_the_valid_prefix():
+async def test_what_was_lost_can_be_pulled_again_behind_the_valid_prefix(transport: TransportChoice):
     storage, good = new_storage(), good_stream(new_storage())
-    async with source() as origin, destination() as target:
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, ALL)
         outgoing.hand_over(handover("t", FRAMES * BLOCK))
         good = [encode_pull_item(handover("t", FRAMES * BLOCK)), *(frame(origin.storage, seq) for seq in range(3))]
@@ -230,8 +238,8 @@ async def test_a_source_that_is_not_there_is_an_error_and_nothing_more():
         assert outcome.handover is None
 
 
-async def test_a_closed_connection_is_an_error_not_a_cancellation():
-    async with source() as origin, destination() as target:
+async def test_a_closed_connection_is_an_error_not_a_cancellation(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL)
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
         await until(lambda: origin.server.counters.pulls == 1)
@@ -240,8 +248,8 @@ async def test_a_closed_connection_is_an_error_not_a_cancellation():
         assert isinstance(outcome.error, Unavailable)
 
 
-async def test_a_source_that_fails_tells_the_puller_why():
-    async with source() as origin, destination() as target:
+async def test_a_source_that_fails_tells_the_puller_why(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, ALL)
         outgoing.advance(BLOCK)
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
@@ -257,8 +265,8 @@ async def test_a_source_that_fails_tells_the_puller_why():
         assert late.error.message == "the step failed"
 
 
-async def test_an_unknown_transfer_is_refused_and_counted():
-    async with source() as origin, destination() as target:
+async def test_an_unknown_transfer_is_refused_and_counted(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outcome = await target.pull(origin.offer("nobody"), 0, ALL)
         assert isinstance(outcome.error, UnknownTransfer)
         assert origin.server.counters.unknown == 1
@@ -266,11 +274,13 @@ async def test_an_unknown_transfer_is_refused_and_counted():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("model", "other"), ("kv_dtype", "float32"), ("block_size", 99), ("tokenizer", "other"), ("protocol", 2)],
+    [("model", "other"), ("kv_dtype", "float32"), ("block_size", 99), ("tokenizer", "other"), ("protocol", 99)],
 )
-async def test_a_pair_that_does_not_fit_is_refused_by_the_name_of_the_field(field: str, value: object):
+async def test_a_pair_that_does_not_fit_is_refused_by_the_name_of_the_field(
+    field: str, value: object, transport: TransportChoice
+):
     other = msgspec.structs.replace(FINGERPRINT, **{field: value})
-    async with source(fingerprint=other) as origin, destination() as target:
+    async with source(transport=transport, fingerprint=other) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL)
         outcome = await target.pull(origin.offer("t"), 0, ALL)
         assert isinstance(outcome.error, FingerprintMismatch)
@@ -287,24 +297,28 @@ async def test_the_puller_checks_the_fingerprint_too():
         assert "differ in layout" in outcome.error.message
 
 
-async def test_a_pair_greets_once_in_a_life_of_the_source():
-    async with source() as origin, destination() as target:
+async def test_a_pair_greets_once_in_a_life_of_the_source(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         for number in range(3):
             origin.server.open(TransferId(str(number)), ALL).hand_over(handover(str(number), BLOCK))
             assert (await target.pull(origin.offer(str(number)), 0, ALL)).error is None
         assert origin.server.counters.hellos == 1
 
 
-async def test_other_pairs_go_on_beside_one_that_does_not_fit():
+async def test_other_pairs_go_on_beside_one_that_does_not_fit(transport: TransportChoice):
     other = msgspec.structs.replace(FINGERPRINT, model="other")
-    async with source() as origin, destination() as target, destination(fingerprint=other) as stranger:
+    async with (
+        source(transport=transport) as origin,
+        destination(transport=transport) as target,
+        destination(transport=transport, fingerprint=other) as stranger,
+    ):
         origin.server.open(ID, ALL).hand_over(handover("t", BLOCK))
         assert isinstance((await stranger.pull(origin.offer("t"), 0, ALL)).error, FingerprintMismatch)
         assert (await target.pull(origin.offer("t"), 0, ALL)).error is None
 
 
-async def test_messages_to_an_earlier_life_of_the_source_are_dropped_and_counted():
-    async with source() as origin, destination() as target:
+async def test_messages_to_an_earlier_life_of_the_source_are_dropped_and_counted(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL).hand_over(handover("t", BLOCK))
         assert (await target.pull(origin.offer("t"), 0, ALL)).error is None  # greeted
         stale = make_offer("t", origin.address, Epoch(99))
@@ -315,13 +329,13 @@ async def test_messages_to_an_earlier_life_of_the_source_are_dropped_and_counted
         assert origin.server.counters.stale_epoch == 2
 
 
-async def test_a_source_that_restarts_on_its_address_works_at_once():
-    async with destination() as target:
-        async with source() as origin:
+async def test_a_source_that_restarts_on_its_address_works_at_once(transport: TransportChoice):
+    async with destination(transport=transport) as target:
+        async with source(transport=transport) as origin:
             origin.server.open(ID, ALL).hand_over(handover("t", BLOCK))
             assert (await target.pull(origin.offer("t"), 0, ALL)).error is None
             port = int(origin.address.split(":")[1])
-        async with source(port=port, epoch=Epoch(7)) as reborn:
+        async with source(transport=transport, port=port, epoch=Epoch(7)) as reborn:
             assert isinstance((await target.pull(origin.offer("t"), 0, ALL)).error, StaleEpoch | Unavailable)
             reborn.server.open(ID, ALL).hand_over(handover("t", BLOCK))
             outcome = await target.pull(reborn.offer("t"), 0, ALL)
@@ -367,8 +381,8 @@ async def test_a_cancelled_pull_never_writes_to_a_block_that_was_reused():
         assert target.client.counters.frames_received == 1 + 1
 
 
-async def test_a_stopped_pull_returns_its_valid_prefix():
-    async with source() as origin, destination() as target:
+async def test_a_stopped_pull_returns_its_valid_prefix(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, ALL)
         outgoing.advance(2 * BLOCK)
         before = target.storage.read(ALL)
@@ -385,8 +399,8 @@ async def test_a_stopped_pull_returns_its_valid_prefix():
         assert origin.released == [(ID, ReleaseReason.CANCELLED)]
 
 
-async def test_a_pull_that_was_stopped_before_it_began_returns_at_once():
-    async with source() as origin, destination() as target:
+async def test_a_pull_that_was_stopped_before_it_began_returns_at_once(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL).hand_over(handover("t", FRAMES * BLOCK))
         pulling = asyncio.create_task(target.pull(origin.offer("t"), BLOCK, ALL))
         target.client.stop(origin.offer("t"))
@@ -396,8 +410,8 @@ async def test_a_pull_that_was_stopped_before_it_began_returns_at_once():
         assert origin.server.counters.pulls == 0
 
 
-async def test_a_pull_that_is_stopped_and_cancelled_is_cancelled():
-    async with source() as origin, destination() as target:
+async def test_a_pull_that_is_stopped_and_cancelled_is_cancelled(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL)
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
         await until(lambda: origin.server.counters.pulls == 1)
@@ -480,8 +494,8 @@ async def test_a_pull_that_is_cancelled_in_mid_write_ends_when_the_write_has():
 
 
 @pytest.mark.parametrize("num_turns", range(0, 60, 3))
-async def test_a_pull_cancelled_at_any_moment_writes_nothing_afterwards(num_turns: int):
-    async with source() as origin, destination() as target:
+async def test_a_pull_cancelled_at_any_moment_writes_nothing_afterwards(num_turns: int, transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         outgoing = origin.server.open(ID, ALL)
         outgoing.hand_over(handover("t", FRAMES * BLOCK))
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
@@ -497,10 +511,14 @@ async def test_a_pull_cancelled_at_any_moment_writes_nothing_afterwards(num_turn
         assert target.storage.read(ALL) == theirs
 
 
-async def test_a_fault_in_one_transfer_leaves_the_others_alone():
+async def test_a_fault_in_one_transfer_leaves_the_others_alone(transport: TransportChoice):
     storage = new_storage()
     bad = play(replaced(good_stream(storage), 3, b"junk"))
-    async with source() as origin, scripted_source(bad) as address, destination() as target:
+    async with (
+        source(transport=transport) as origin,
+        scripted_source(bad) as address,
+        destination(transport=transport) as target,
+    ):
         async with asyncio.TaskGroup() as group:
             broken = group.create_task(target.pull(make_offer("t", address), 0, ALL))
             others = []

@@ -16,11 +16,13 @@ from kvstore.lease import LeaseTable
 from kvstore.lease_keeper import TRIES
 from kvstore.outgoing import ReleaseReason
 from kvstore.transfer_server import TOMBSTONE_S, TransferServer
+from kvstore.transports.choices import TransportChoice
 from tests.support.transfer import (
     BLOCK,
     PATIENCE_S,
     SOURCE_EPOCH,
     TOKEN,
+    TRANSPORTS,
     Destination,
     Source,
     blocks,
@@ -34,6 +36,12 @@ from tests.support.transfer import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> TransportChoice:
+    return request.param
+
 
 ID = TransferId("t")
 ALL = blocks(10, 11, 12)
@@ -60,8 +68,8 @@ async def test_cancel_of_the_unknown_is_ignored_and_counted():
         assert origin.server.counters.unknown == 1
 
 
-async def test_a_cancel_that_comes_first_ends_the_transfer_as_it_opens():
-    async with source() as origin, destination() as target:
+async def test_a_cancel_that_comes_first_ends_the_transfer_as_it_opens(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         await target.say_cancel(origin.offer("t"))
         outgoing = origin.server.open(ID, ALL)
         assert isinstance(outgoing.error, UnknownTransfer)
@@ -92,8 +100,8 @@ async def test_a_transfer_that_is_open_cannot_be_opened_again():
         assert origin.server.open(ID, ALL).error is None
 
 
-async def test_the_engine_may_close_a_transfer_whenever_it_likes():
-    async with source() as origin, destination() as target:
+async def test_the_engine_may_close_a_transfer_whenever_it_likes(transport: TransportChoice):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL).advance(BLOCK)
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
         await until(lambda: target.client.counters.frames_received == 1)
@@ -105,8 +113,8 @@ async def test_the_engine_may_close_a_transfer_whenever_it_likes():
         assert origin.released == [(ID, ReleaseReason.CLOSED)]
 
 
-async def test_an_expired_transfer_is_released_and_its_stream_ends():
-    async with source(lease_s=30) as origin, destination() as target:
+async def test_an_expired_transfer_is_released_and_its_stream_ends(transport: TransportChoice):
+    async with source(transport=transport, lease_s=30) as origin, destination(transport=transport) as target:
         origin.server.open(ID, ALL)
         pulling = asyncio.create_task(target.pull(origin.offer("t"), 0, ALL))
         await until(lambda: origin.server.counters.pulls == 1)
@@ -357,8 +365,10 @@ _begun: set[asyncio.Task[object]] = set()
 
 
 @pytest.mark.parametrize("moment", [before_the_pull, while_it_waits, between_chunks, after_the_last_byte, after_done])
-async def test_cancel_at_each_moment(moment: Callable[[Source, Destination, Offer], Awaitable[None]]):
-    async with source() as origin, destination() as target:
+async def test_cancel_at_each_moment(
+    moment: Callable[[Source, Destination, Offer], Awaitable[None]], transport: TransportChoice
+):
+    async with source(transport=transport) as origin, destination(transport=transport) as target:
         others = [origin.server.open(TransferId(str(n)), blocks(20 + n, 40 + n)) for n in range(10)]
         pulls = [
             asyncio.create_task(target.pull(origin.offer(str(n), other.generation), 0, blocks(10 + n, 30 + n)))

@@ -5,7 +5,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
+import pytest
 import torch
 
 from common.ids import BlockId, Epoch, TransferId, WorkerId
@@ -21,6 +23,15 @@ from kvstore.peers import PeerSet
 from kvstore.storage import KvStorage
 from kvstore.transfer_client import PullOutcome, TransferClient
 from kvstore.transfer_server import TransferServer
+from kvstore.transports.choices import TransportChoice
+from kvstore.transports.lending import Lending
+from kvstore.transports.transports import GRPC_ONLY, Transports
+
+TRANSPORTS = [
+    "grpc",
+    "shm",
+    pytest.param("nixl", marks=pytest.mark.skipif(find_spec("nixl") is None, reason="the package nixl is not there")),
+]
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -43,15 +54,24 @@ class Clock:
         return self.now
 
 
-def identity(name: str, epoch: Epoch, fingerprint: Fingerprint = FINGERPRINT) -> HelloReply:
-    return HelloReply(WorkerId(name), epoch, fingerprint)
+def identity(
+    name: str, epoch: Epoch, fingerprint: Fingerprint = FINGERPRINT, transports: Transports = GRPC_ONLY
+) -> HelloReply:
+    return HelloReply(WorkerId(name), epoch, fingerprint, transports.offers())
 
 
 def new_storage(layout: KvLayout = LAYOUT) -> KvStorage:
     """Return blocks full of random bytes, different in each storage."""
-    storage = KvStorage(layout, NUM_BLOCKS, torch.device("cpu"))
+    return lent_storage("grpc", layout)[0]
+
+
+def lent_storage(transport: TransportChoice, layout: KvLayout = LAYOUT) -> tuple[KvStorage, Transports]:
+    """Return such blocks where ``transport`` can read them, and what reads them."""
+    device = torch.device("cpu")
+    lending = Lending.prepare(transport, device, NUM_BLOCKS, layout.block_bytes)
+    storage = KvStorage(layout, NUM_BLOCKS, device, memory=lending.pool_memory)
     storage.write([BlockId(n) for n in range(NUM_BLOCKS)], memoryview(os.urandom(NUM_BLOCKS * layout.block_bytes)))
-    return storage
+    return storage, lending.open_transports(storage)
 
 
 def blocks(*numbers: int) -> list[BlockId]:
@@ -95,14 +115,20 @@ async def source(
     port: int = 0,
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
+    transport: TransportChoice = "grpc",
+    transports: Transports = GRPC_ONLY,
 ) -> AsyncIterator[Source]:
-    """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it."""
-    clock, leases, storage = Clock(), LeaseTable(lease_s), storage or new_storage(layout)
+    """Serve from new blocks, on a virtual clock; nothing is reaped unless the test does it.
+
+    A ``storage`` of the test's own is read by its ``transports``.
+    """
+    clock, leases = Clock(), LeaseTable(lease_s)
+    storage, transports = (storage, transports) if storage else lent_storage(transport, layout)
     released: list[tuple[TransferId, ReleaseReason]] = []
     server = TransferServer(
         storage,
         BLOCK,
-        identity("p0", epoch, fingerprint),
+        identity("p0", epoch, fingerprint, transports),
         leases,
         lambda transfer_id, reason: released.append((transfer_id, reason)),
         clock,
@@ -111,9 +137,21 @@ async def source(
     rpc = RpcServer("127.0.0.1", port, server.handlers(), TOKEN)
     await rpc.start()
     try:
-        yield Source(storage, server, leases, clock, rpc.address, epoch, released)
+        async with serving(transports):
+            yield Source(storage, server, leases, clock, rpc.address, epoch, released)
     finally:
         await rpc.stop(0)
+
+
+@asynccontextmanager
+async def serving(transports: Transports) -> AsyncIterator[None]:
+    """Let others read with these transports."""
+    running = asyncio.create_task(transports.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @dataclass(slots=True)
@@ -157,11 +195,21 @@ async def destination(
     fingerprint: Fingerprint = FINGERPRINT,
     storage: KvStorage | None = None,
     mover: BlockMover | None = None,
+    transport: TransportChoice = "grpc",
+    transports: Transports = GRPC_ONLY,
 ) -> AsyncIterator[Destination]:
-    """Pull into new blocks, with the client's background work running."""
-    peers, storage = PeerSet(TOKEN), storage or new_storage(layout)
+    """Pull into new blocks, with the client's background work running; ``transports`` are for a ``storage`` given."""
+    peers = PeerSet(TOKEN)
+    storage, transports = (storage, transports) if storage else lent_storage(transport, layout)
     client = TransferClient(
-        storage, BLOCK, identity("d0", Epoch(2), fingerprint), peers, renew_s=renew_s, idle_s=idle_s, mover=mover
+        storage,
+        BLOCK,
+        identity("d0", Epoch(2), fingerprint),
+        peers,
+        renew_s=renew_s,
+        idle_s=idle_s,
+        transports=transports,
+        mover=mover,
     )
     running = asyncio.create_task(client.run())
     try:
@@ -180,15 +228,18 @@ Script = Callable[[Pull], AsyncIterator[bytes]]
 
 
 @asynccontextmanager
-async def scripted_source(script: Script, fingerprint: Fingerprint = FINGERPRINT) -> AsyncIterator[str]:
+async def scripted_source(
+    script: Script, fingerprint: Fingerprint = FINGERPRINT, transports: Transports = GRPC_ONLY
+) -> AsyncIterator[str]:
     """Serve Hello as it should be, and whatever ``script`` yields for a Pull; yields the address."""
 
     async def hello(_: object) -> HelloReply:
-        return identity("p0", SOURCE_EPOCH, fingerprint)
+        return identity("p0", SOURCE_EPOCH, fingerprint, transports)
 
     rpc = RpcServer("127.0.0.1", 0, Handlers({HELLO: hello}, {PULL: script}, {}), TOKEN)
     await rpc.start()
     try:
-        yield rpc.address
+        async with serving(transports):
+            yield rpc.address
     finally:
         await rpc.stop(0)

@@ -30,13 +30,15 @@ def test_one_gateway_and_the_workers_asked_for() -> None:
 
 
 def test_workers_get_the_options_of_the_pool() -> None:
-    passed = passed_on({"dtype": "bfloat16", "device": "cpu", "block_size": 32, "kv_blocks": 9, "max_model_len": 512})
+    options = {"dtype": "bfloat16", "device": "cpu", "block_size": 32, "kv_blocks": 9, "max_model_len": 512}
+    passed = passed_on(options | {"transport": "grpc"})
     for spec in plan_cluster(UpConfig(threads=3), passed, SITE, {}).workers:
         given = flags(spec)
         assert given["--model"] == "/m/small"
         assert given["--worker-id"] == spec.name
         assert (given["--dtype"], given["--device"], given["--block-size"]) == ("bfloat16", "cpu", "32")
         assert (given["--kv-blocks"], given["--max-model-len"], given["--threads"]) == ("9", "512", "3")
+        assert given["--transport"] == "grpc"
         assert spec.env["OMP_NUM_THREADS"] == "3"
         assert spec.env["OMP_WAIT_POLICY"] == "passive"
         assert given["--role-file"] == f"/logs/{spec.name}.role"

@@ -11,7 +11,7 @@ from common.errors import CorruptFrame
 from common.ids import BlockId, TransferId
 from common.messages import End, Handover, KvFrame, PullItem, SampledToken
 from common.wire import decode_pull_item, encode_pull_item, payload_checksum
-from kvstore.incoming import Incoming
+from kvstore.incoming import Incoming, check_bytes
 
 BLOCK, BYTES = 4, 24
 ID = TransferId("t")
@@ -51,7 +51,9 @@ class Received:
     def take(self, item: PullItem) -> None:
         match item:
             case KvFrame():
-                for index, block_id in enumerate(self.incoming.check_frame(item)):
+                block_ids = self.incoming.check_frame(item)
+                check_bytes(item, (item.payload,))
+                for index, block_id in enumerate(block_ids):
                     self.memory[block_id] = bytes(item.payload[index * BYTES : (index + 1) * BYTES])
                 self.incoming.take_frame(item)
             case Handover():
@@ -140,6 +142,48 @@ def test_a_damaged_stream_is_refused_at_the_first_wrong_element(items: list[Pull
     with pytest.raises(CorruptFrame, match=complaint):
         received.take(items[-1])
     received.assert_valid_prefix()
+
+
+def announced(item: KvFrame) -> KvFrame:
+    return msgspec.structs.replace(item, payload=None)
+
+
+def test_a_frame_may_be_announced_without_its_bytes():
+    received = Received()
+    item = announced(frame(0, 0, 8))
+    assert decode_pull_item(encode_pull_item(item)) == item
+    assert received.incoming.check_frame(item) == tuple(TABLE[:2])
+    check_bytes(item, (SOURCE[:BYTES], SOURCE[BYTES : 2 * BYTES]))
+    with pytest.raises(CorruptFrame, match="checksum of frame 0"):
+        check_bytes(item, (SOURCE[BYTES : 3 * BYTES],))
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"), [(frame(0, 0, 8), b"A"), (announced(frame(0, 0, 8)), b"F")], ids=["with bytes", "without"]
+)
+def test_a_frame_of_the_wrong_kind_is_refused(item: KvFrame, kind: bytes):
+    with pytest.raises(CorruptFrame):
+        Received().take(decode_pull_item(kind + encode_pull_item(item)[1:]))
+
+
+def test_a_second_stream_goes_on_behind_the_first_and_may_repeat_its_handover():
+    received = Received()
+    received.take_all([frame(0, 0, 8), handover(14)])
+    received.incoming.begin_again()
+    assert not received.incoming.take_handover(handover(14))
+    received.take_all([frame(0, 8, 14), End(ID, 1)])
+    assert received.incoming.is_complete
+    received.assert_valid_prefix()
+
+
+@pytest.mark.parametrize("told", [[], [handover(14)]], ids=["another", "twice the same"])
+def test_a_second_stream_may_not_bring_another_handover(told: list[Handover]):
+    received = Received()
+    received.take_all([frame(0, 0, 8), handover(14)])
+    received.incoming.begin_again()
+    received.take_all(told)
+    with pytest.raises(CorruptFrame, match="second handover"):
+        received.incoming.take_handover(handover(14 if told else 15))
 
 
 edits = st.one_of(

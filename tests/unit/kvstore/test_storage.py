@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,3 +104,33 @@ def test_blocks_on_a_gpu_move_as_the_same_bytes(dtype: torch.dtype):
     assert storage.read(ids(4, 0, 2)) == payload
     storage.copy(BlockId(4), BlockId(1))
     assert storage.read(ids(1)) == payload[: layout.block_bytes]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_are_filled_from_memory_on_the_same_device(device: str):
+    storage = new_storage(device=device)
+    size = storage.layout.block_bytes
+    payload = os.urandom(2 * size)
+    landed = torch.frombuffer(bytearray(payload), dtype=torch.uint8).reshape(2, size).to(device)
+    assert bytes(storage.host_bytes(landed)) == payload
+    storage.scatter(landed, ids(5, 1))
+    assert storage.read(ids(5, 1)) == payload
+    assert storage.read(ids(0, 2, 3, 4)) == bytes(4 * size)
+
+
+def test_blocks_are_filled_each_from_a_row_of_its_own():
+    source, target = new_storage(), new_storage()
+    source.write(ids(*range(6)), memoryview(os.urandom(6 * source.layout.block_bytes)))
+    target.gather(ids(0, 4), source.blocks.numpy(), (3, 3))
+    assert target.read(ids(0, 4)) == source.read(ids(3, 3))
+    with pytest.raises(ValueError, match="block 6 does not exist"):
+        target.gather(ids(6), source.blocks.numpy(), (0,))
+
+
+def test_blocks_may_lie_in_memory_that_is_given():
+    layout = KvLayout(LAYERS, BLOCK, torch.float32)
+    memory = np.zeros((6, layout.block_bytes), dtype=np.uint8)
+    storage = KvStorage(layout, 6, torch.device("cpu"), memory=memory)
+    storage.layer_views()[1].v[2].fill_(1.0)
+    assert memory[2].any()
+    assert not np.delete(memory, 2, axis=0).any()

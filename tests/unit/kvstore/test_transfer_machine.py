@@ -19,7 +19,7 @@ from common.messages import Cancel, Done, KvFrame, Lease, Renew
 from common.services import CANCEL, DONE, RENEW
 from common.wire import decode_pull_item, encode_frame
 from kvstore.block_pool import BlockPool
-from kvstore.incoming import Incoming
+from kvstore.incoming import Incoming, check_bytes
 from kvstore.lease import LeaseTable
 from kvstore.outgoing import Outgoing, ReleaseReason
 from kvstore.transfer_server import TransferServer
@@ -154,7 +154,9 @@ class TransferMachine(RuleBasedStateMachine):
                 incoming.take_handover(transfer.outgoing.handover)
             item = decode_pull_item(data)
             assert isinstance(item, KvFrame)
-            self.destination_storage.write(incoming.check_frame(item), memoryview(item.payload))
+            block_ids = incoming.check_frame(item)
+            check_bytes(item, (item.payload,))
+            self.destination_storage.write(block_ids, memoryview(item.payload))
             incoming.take_frame(item)
         except CorruptFrame:
             transfer.is_broken = True
