@@ -1,5 +1,8 @@
 """How long this worker's fetches take, measured, and whether the next one beats computing."""
 
+TRIED_AGAIN = 16
+"""Of so many fetches that look too slow, one is tried."""
+
 _SMOOTHING = 0.3
 """Weight of the newest fetch in the moving averages."""
 
@@ -8,6 +11,7 @@ class PullMeter:
     """Watches the fetches of one worker. Durations are in seconds, passed in."""
 
     def __init__(self) -> None:
+        self._num_left_out = 0
         self.borrow_s = 0.0
         """Time to ask for a loan; 0 until measured."""
         self.tokens_per_s = 0.0
@@ -25,7 +29,14 @@ class PullMeter:
         self.tokens_per_s += _SMOOTHING * (rate - self.tokens_per_s) if self.tokens_per_s else rate
 
     def is_cheaper(self, num_tokens: int, compute_tokens_per_s: float) -> bool:
-        """Say whether fetching ``num_tokens`` is faster than computing them; what is not measured yet is tried."""
+        """Say whether fetching ``num_tokens`` is faster than computing them.
+
+        What is not measured yet is tried, and so is one fetch after many that were left out: what made pulls slow may
+        be over, and nothing else would show it.
+        """
         if not self.tokens_per_s or not compute_tokens_per_s:
             return True
-        return self.borrow_s + num_tokens / self.tokens_per_s < num_tokens / compute_tokens_per_s
+        if self.borrow_s + num_tokens / self.tokens_per_s < num_tokens / compute_tokens_per_s:
+            return True
+        self._num_left_out = (self._num_left_out + 1) % TRIED_AGAIN
+        return self._num_left_out == 0

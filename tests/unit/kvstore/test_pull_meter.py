@@ -1,6 +1,6 @@
 """A fetch is made when what was measured says that it beats computing."""
 
-from kvstore.pull_meter import PullMeter
+from kvstore.pull_meter import TRIED_AGAIN, PullMeter
 
 
 def measured(borrow_s: float, tokens_per_s: float) -> PullMeter:
@@ -29,3 +29,13 @@ def test_a_link_that_got_slow_is_left_and_one_failed_pull_does_not_end_it():
     for _ in range(20):
         meter.pulled(0, 2.0)
     assert not meter.is_cheaper(1000, 1000.0)
+
+
+def test_one_of_many_that_look_too_slow_is_tried_so_that_a_bad_moment_is_not_remembered_for_ever():
+    meter = measured(borrow_s=0.01, tokens_per_s=10.0)
+    tried = [meter.is_cheaper(100, 1000.0) for _ in range(2 * TRIED_AGAIN)]
+    assert tried.count(True) == 2
+    assert not any(tried[: TRIED_AGAIN - 1])
+    for _ in range(40):
+        meter.pulled(1000, 0.01)
+    assert all(meter.is_cheaper(100, 1000.0) for _ in range(2 * TRIED_AGAIN))
