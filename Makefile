@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test test-clients fuzz gpu-test compose-test chaos format lock clean
+.PHONY: help setup up check test test-clients fuzz sanitize gpu-test compose-test chaos format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
@@ -52,6 +52,10 @@ $(CLIENTS)/.installed: requirements/clients.txt
 
 fuzz: setup
 	$(TEST_ENV) BATON_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/integration/test_gateway/test_openapi.py $(ARGS)
+
+# The compiled CPU kernels under the address and undefined-behaviour sanitizers: minutes.
+sanitize: setup
+	$(TEST_ENV) $(BIN)/python -m tests.kernels.sanitize $(ARGS)
 
 gpu-test: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -1,6 +1,6 @@
 """How fast the model itself runs here, without scheduling, transfer or HTTP: prefill and decode tokens a second.
 
-    python -m benchmarks.model MODEL [--dtype float32 bfloat16] [--threads 1] [--kernels auto numba eager]
+    python -m benchmarks.model MODEL [--dtype float32 bfloat16] [--threads 1] [--kernels auto numba] [--work decode]
 
 MODEL is a directory or a hub name. Prefill computes one prompt in one step; decode adds a token to each of a batch of
 sequences that begin at ``--context`` tokens, and samples greedily. Each figure is the best of several runs; on a
@@ -88,14 +88,14 @@ class Bench:
         return torch.randint(10, 400, (count,)).tolist()
 
 
-def show(title: str, bench: Bench) -> None:
-    """Measure and print one table."""
+def show(title: str, bench: Bench, work: list[str]) -> None:
+    """Measure ``prefill``, ``decode`` or both, and print one table."""
     table = Table(title=title)
     for column in ("step", "kernels", "tokens/s", "tokens/s of CPU time", "ms", "ms of CPU time"):
         table.add_column(column, justify="right")
-    for num_tokens in PROMPTS:
+    for num_tokens in PROMPTS if "prefill" in work else ():
         _add(table, f"prefill {num_tokens}", num_tokens, bench.prefill(num_tokens))
-    for batch in BATCHES:
+    for batch in BATCHES if "decode" in work else ():
         _add(table, f"decode x {batch}", batch, bench.decode(batch))
     Console().print(table)
 
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--kernels", nargs="+", default=["auto"])
+    parser.add_argument("--work", nargs="+", choices=("prefill", "decode"), default=["prefill", "decode"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=512, help="tokens of each sequence before decoding")
     parser.add_argument("--runs", type=int, default=5)
@@ -121,7 +122,7 @@ def main() -> None:
     for dtype in args.dtype:
         loaded = load_model(args.model, dtype=dtype, device="auto", max_model_len=None)
         bench = Bench(loaded, args.kernels, args.context, args.runs)
-        show(f"{loaded.spec.name}, {dtype}, {args.threads} thread(s)", bench)
+        show(f"{loaded.spec.name}, {dtype}, {args.threads} thread(s)", bench, args.work)
 
 
 if __name__ == "__main__":

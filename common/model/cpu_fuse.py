@@ -1,8 +1,8 @@
 """Puts the compiled CPU modules in the place of transformers' own, after load.
 
-Decoder layers of the Llama pattern become one module each; every other linear map becomes one that picks the faster
-product. Which layers follow the pattern is known by class, because a class is its formula; the self-check at load then
-compares the logits with those of the untouched model.
+Decoder layers of the Llama pattern become one module each, and all of them together one; every other linear map becomes
+one that picks the faster product. Which layers follow the pattern is known by class, because a class is its formula;
+the self-check at load then compares the logits with those of the untouched model.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from common.model.attention import LayerAttention
 from common.model.cpu_layer import CpuDecoderLayer, CpuLinear
+from common.model.cpu_stack import CpuDecoderStack
 from common.model.llama_pattern import LLAMA_PATTERN
+from kernels.cpu.huge_pages import gather_in_huge_pages
 from kernels.cpu.native.library import DTYPES, load_library
 from kernels.decoder_layer import LayerWeights, LinearWeights
 
@@ -28,10 +30,15 @@ def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) ->
     """Swap what can be swapped in ``model``; does nothing where the compiled library is not there."""
     if model.device.type != "cpu" or load_library() is None:
         return
+    gather_in_huge_pages(list(model.parameters()))
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if fused := _fused_layer(child, attention):
                 setattr(parent, name, fused)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if stack := _stack(child):
+                setattr(parent, name, stack)
     for parent in list(model.modules()):
         if isinstance(parent, (CpuLinear, CpuDecoderLayer)):
             continue
@@ -43,6 +50,14 @@ def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) ->
 def _fused_layer(layer: Any, attention: Sequence[LayerAttention]) -> CpuDecoderLayer | None:
     weights = _layer_weights(layer, attention)
     return None if weights is None else CpuDecoderLayer(layer, int(layer.self_attn.layer_idx), weights)
+
+
+def _stack(layers: nn.Module) -> nn.ModuleList | None:
+    """Return a list of one module for a list of decoder layers that are all compiled."""
+    fused = [layer for layer in layers.children() if isinstance(layer, CpuDecoderLayer)]
+    if not fused or not isinstance(layers, nn.ModuleList) or len(fused) < len(layers):
+        return None
+    return nn.ModuleList([CpuDecoderStack(fused)])
 
 
 def _layer_weights(layer: Any, attention: Sequence[LayerAttention]) -> LayerWeights | None:

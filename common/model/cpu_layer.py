@@ -28,46 +28,45 @@ class CpuLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[..., outputs]`` for ``x [..., inputs]``."""
-        found = _native(current_step())
+        found = native_of(current_step())
         return self.original(x) if found is None else _product(found, x, self._linear)
 
 
 class CpuDecoderLayer(nn.Module):
-    """A decoder layer of the Llama pattern: one compiled call for decode rows, compiled pieces around chunks."""
+    """A decoder layer of the Llama pattern in compiled pieces; :class:`CpuDecoderStack` runs whole ones.
+
+    ``index`` is its place in the model, ``native_layer`` what the library reads.
+    """
 
     def __init__(self, original: nn.Module, index: int, weights: LayerWeights) -> None:
         super().__init__()
         self.original = original
-        self._index = index
-        self._layer = as_layer(weights)
+        self.index = index
+        self.native_layer = as_layer(weights)
 
     def forward(
         self, hidden_states: Tensor, *args: Any, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
     ) -> Tensor:
         """Return ``[1, T, hidden]``; the signature is that of transformers' layers."""
         step = current_step()
-        native = _native(step)
+        native = native_of(step)
         if step is None or native is None:
             out: Tensor = self.original(hidden_states, *args, position_embeddings=position_embeddings, **kwargs)
             return out
         cos, sin = (angles[0].contiguous() for angles in position_embeddings)  # [T, width]
         x = hidden_states[0].contiguous()  # [T, hidden]
-        cache = step.caches[self._index]
-        plan = native.plans.of(step.rows, cache)
-        if not plan.chunks and native.is_faster(len(x), x.dtype):
-            return native.decoder_layer(self._layer, x, cos, sin, cache, plan)[None]
         return self._in_pieces(native, step, x, cos, sin)[None]
 
     def _in_pieces(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = self._norm(native, x, "attention_norm")
-        middle = x + _product(native, self._attend(native, step, y, cos, sin), self._layer.linears["o"])
+        middle = x + _product(native, self._attend(native, step, y, cos, sin), self.native_layer.linears["o"])
         y = self._norm(native, middle, "mlp_norm")
-        gate, up = (_product(native, y, self._layer.linears[name]) for name in ("gate", "up"))
-        return middle + _product(native, native.silu_mul(gate, up), self._layer.linears["down"])
+        gate, up = (_product(native, y, self.native_layer.linears[name]) for name in ("gate", "up"))
+        return middle + _product(native, native.silu_mul(gate, up), self.native_layer.linears["down"])
 
     def _attend(self, native: Native, step: PagedStep, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return ``[T, q_heads * head_dim]``."""
-        weights, cache, linears = self._layer.weights, step.caches[self._index], self._layer.linears
+        weights, cache, linears = self.native_layer.weights, step.caches[self.index], self.native_layer.linears
         q, k, v = (_product(native, y, linears[name]).view(len(y), -1, weights.head_dim) for name in ("q", "k", "v"))
         q, k = self._norm(native, q, "q_norm"), self._norm(native, k, "k_norm")
         if weights.rotary:
@@ -77,11 +76,11 @@ class CpuDecoderLayer(nn.Module):
         return step.kernels.paged_attention(q, cache, step.rows, weights.form, None).flatten(1)
 
     def _norm(self, native: Native, x: Tensor, name: str) -> Tensor:
-        weight = self._layer.norms[name]
-        return x if weight is None else native.rms_norm(x, weight, self._layer.weights.epsilon)
+        weight = self.native_layer.norms[name]
+        return x if weight is None else native.rms_norm(x, weight, self.native_layer.weights.epsilon)
 
 
-def _native(step: PagedStep | None) -> Native | None:
+def native_of(step: PagedStep | None) -> Native | None:
     """Return the compiled operations that ``step`` runs on, if it does."""
     return step.kernels.native if step is not None else None
 

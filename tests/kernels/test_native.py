@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.attention_form import AttentionForm
 from kernels.cpu.native.build import build
 from kernels.cpu.native.library import choose_level, load_library
-from kernels.cpu.native.operations import Native, as_layer, as_linear
+from kernels.cpu.native.operations import Native, as_layer, as_linear, as_stack
 from kernels.cpu.plan import CpuPlan
 from kernels.decoder_layer import LayerWeights, LinearWeights, decoder_layer_eager
 from kernels.elementwise import EagerElementwise
@@ -39,9 +39,9 @@ def native(request: pytest.FixtureRequest) -> Iterator[Native]:
     choose_level(library)
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor, num_roundings: int = 1) -> None:
     assert actual.dtype == expected.dtype
-    limit = TOLERANCE[actual.dtype]
+    limit = num_roundings * TOLERANCE[actual.dtype]
     torch.testing.assert_close(actual.float(), expected.float(), atol=limit, rtol=limit)
 
 
@@ -136,22 +136,25 @@ SEQUENCES = [(1, 1), (1, 17), (3, 33), (1, 16), (2, 2), (4, 60)]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kv_heads", "group", "dim"), [(3, 3, 64), (1, 1, 16), (2, 4, 24), (1, 7, 8)])
 @pytest.mark.parametrize("extras", [False, True])
-def test_a_decoder_layer(native: Native, dtype: torch.dtype, kv_heads: int, group: int, dim: int, extras: bool):
+def test_decoder_layers(native: Native, dtype: torch.dtype, kv_heads: int, group: int, dim: int, extras: bool):
     shape = Shape(kv_heads, group, dim, dim, dtype=dtype)
     form = AttentionForm(dim**-0.5, window=9 if extras else None)
     layer = new_layer(shape, 72, form, bias=extras, head_norms=extras)
-    layer = replace(layer, rotary=not extras or dim != 24)
-    cases = [new_case(shape, SEQUENCES) for _ in range(2)]
+    layers = [replace(layer, rotary=not extras or dim != 24), layer]
+    wanted, cases = ([new_case(shape, SEQUENCES) for _ in layers] for _ in range(2))  # the same rows in every layer
     x = randn(len(cases[0].q), 72, dtype=dtype)
     angles = randn(len(x), dim, dtype=torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    expected = decoder_layer_eager(layer, x, cos, sin, cases[0].kv, cases[0].rows)
-    plan = CpuPlan.of(cases[1].rows, cases[1].kv.num_blocks, shape.block_size)
-    actual = native.decoder_layer(as_layer(layer), x, cos, sin, cases[1].kv, plan)
-    close(actual, expected)
-    torch.testing.assert_close(
-        cases[1].pool, cases[0].pool, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
-    )
+    expected = x
+    for one, case in zip(layers, wanted, strict=True):
+        expected = decoder_layer_eager(one, expected, cos, sin, case.kv, case.rows)
+    plan = CpuPlan.of(cases[0].rows, cases[0].kv.num_blocks, shape.block_size)
+    caches = [case.kv for case in cases]
+    actual = native.decoder_layers(as_stack([as_layer(one) for one in layers]), x, cos, sin, caches, plan)
+    close(actual, expected, num_roundings=len(layers))
+    for case, right in zip(cases, wanted, strict=True):
+        limit = len(layers) * TOLERANCE[dtype]
+        torch.testing.assert_close(case.pool, right.pool, atol=limit, rtol=limit, equal_nan=True)
 
 
 def test_threads_share_the_work_without_changing_it():

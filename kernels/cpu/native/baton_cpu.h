@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define BATON_ABI 1 /* to be raised with every change of this file */
+#define BATON_ABI 2 /* to be raised with every change of this file */
 
 enum { BATON_F32 = 0, BATON_BF16 = 1 };
 
@@ -66,6 +66,7 @@ typedef struct {
     int64_t q_heads;
     int64_t kv_heads;
     int64_t dtype;
+    int64_t rotary; /* 0: heads are not rotated */
 } BatonLayer;
 
 typedef struct BatonContext BatonContext; /* threads and scratch memory; used by one caller at a time */

@@ -25,22 +25,23 @@ _LEVELS: dict[str, tuple[str, ...]] = {
 }
 
 
-def build(library: Path = LIBRARY) -> str | None:
+def build(library: Path = LIBRARY, extra_flags: Sequence[str] = ()) -> str | None:
     """Write ``library``; return why it was not possible, or None. One of an earlier build is removed first."""
     library.unlink(missing_ok=True)
-    compiler = _compiler()
+    compiler = find_compiler()
     if compiler is None:
         return "there is no C compiler (CC, cc, gcc or clang)"
     try:
         with tempfile.TemporaryDirectory() as directory:
-            _compile(compiler, Path(directory), library)
+            _compile(compiler, extra_flags, Path(directory), library)
     except (OSError, subprocess.CalledProcessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         return f"the C compiler failed: {detail.strip()[-2000:]}"
     return None
 
 
-def _compiler() -> list[str] | None:
+def find_compiler() -> list[str] | None:
+    """Return the command of a C compiler: what CC says, or the first that is found."""
     named = shlex.split(os.environ.get("CC", ""))
     for candidate in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(candidate[0]):
@@ -48,16 +49,16 @@ def _compiler() -> list[str] | None:
     return None
 
 
-def _compile(compiler: Sequence[str], directory: Path, library: Path) -> None:
+def _compile(compiler: Sequence[str], extra_flags: Sequence[str], directory: Path, library: Path) -> None:
     units = {"pool": ("pool.c", ()), "dispatch": ("dispatch.c", ()), "portable": ("level.c", ("-DLEVEL=portable",))}
     if platform.machine() in ("x86_64", "AMD64"):
         units |= {name: ("level.c", (f"-DLEVEL={name}", *flags)) for name, flags in _LEVELS.items()}
     objects = []
     for name, (source, flags) in units.items():
         objects.append(str(directory / f"{name}.o"))
-        _run([*compiler, *_FLAGS, *flags, "-c", str(FOLDER / source), "-o", objects[-1]])
+        _run([*compiler, *_FLAGS, *flags, *extra_flags, "-c", str(FOLDER / source), "-o", objects[-1]])
     linked = directory / library.name
-    _run([*compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(linked)])
+    _run([*compiler, *extra_flags, "-shared", "-pthread", *objects, "-lm", "-o", str(linked)])
     shutil.move(linked, library)
 
 

@@ -91,7 +91,10 @@ EXPORT int baton_attend(BatonContext *context, const BatonCache *cache, const Ba
     return level->attend(context, cache, rows, form, q, q_stride, q_heads, out, dtype);
 }
 
-EXPORT int baton_layer(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
-                       const void *hidden, void *out, const void *cos, const void *sin, int64_t rotary_width) {
-    return level->layer(context, layer, cache, rows, hidden, out, cos, sin, rotary_width);
+/* Layer after layer on hidden, in place; one call, so that helpers need not sleep between layers. */
+EXPORT int baton_layers(BatonContext *context, const BatonLayer *layers, const BatonCache *caches, int64_t num_layers,
+                        const BatonRows *rows, void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
+    for (int64_t i = 0; i < num_layers; i++)
+        if (level->layer(context, &layers[i], &caches[i], rows, hidden, cos, sin, rotary_width)) return -1;
+    return 0;
 }

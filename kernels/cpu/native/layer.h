@@ -1,6 +1,6 @@
 /* One decoder layer of the Llama pattern for rows that are attended one by one: norm, q/k/v, rotary, store, attention,
    output + residual, norm, silu(gate) * up, down + residual. Between the operations values stay in float32, or in what
-   the next product takes. */
+   the next product takes. The layer's output takes the place of its input. */
 
 #ifndef BATON_LAYER_H
 #define BATON_LAYER_H
@@ -125,7 +125,7 @@ static void run_linear(BatonContext *context, LinearJob job) {
 }
 
 static int level_layer(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
-                       const void *hidden, void *out, const void *cos, const void *sin, int64_t rotary_width) {
+                       void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
     int64_t num_rows = rows->num_rows, size = layer->o.outputs, dtype = layer->dtype, operand = operand_dtype(dtype);
     int64_t group = layer->q_heads / layer->kv_heads, width = attention_width(rows, cache->block_size);
     int64_t floats = (attention_scratch_floats(group, width, cache->k_dim, cache->v_dim) + 15) / 16 * 16;
@@ -136,7 +136,7 @@ static int level_layer(BatonContext *context, const BatonLayer *layer, const Bat
     else
         norm_rows_into(scratch.normed, hidden, BATON_F32, layer->attention_norm, num_rows, size, layer->epsilon, operand);
     run_qkv(context, layer, &scratch, num_rows);
-    PlaceJob place = {layer, cache, rows, cos, sin, rotary_width, scratch.qkv,
+    PlaceJob place = {layer, cache, rows, cos, sin, layer->rotary ? rotary_width : 0, scratch.qkv,
                       (layer->q_heads + 2 * layer->kv_heads) * layer->head_dim};
     for (int64_t row = 0; row < num_rows; row++) place_tile(&place, row, 0);
     run_attention(context, layer, cache, rows, &scratch, width, floats);
@@ -147,7 +147,7 @@ static int level_layer(BatonContext *context, const BatonLayer *layer, const Bat
     run_linear(context, (LinearJob){.linear = &layer->gate, .up = &layer->up, .x = scratch.normed,
                                     .out = scratch.active, .out_dtype = operand, .dtype = dtype, .rows = num_rows});
     run_linear(context, (LinearJob){.linear = &layer->down, .x = scratch.active, .residual = scratch.middle,
-                                    .residual_dtype = BATON_F32, .out = out, .out_dtype = dtype, .dtype = dtype,
+                                    .residual_dtype = BATON_F32, .out = hidden, .out_dtype = dtype, .dtype = dtype,
                                     .rows = num_rows});
     return 0;
 }

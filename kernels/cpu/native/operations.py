@@ -6,6 +6,7 @@ result row depends on its own input row only, bit for bit, whatever rows are com
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,14 @@ class NativeLayer:
     """``attention_norm``, ``mlp_norm``, ``q_norm`` and ``k_norm``, float32"""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeStack:
+    """Decoder layers that run one after the other, as the library reads them."""
+
+    structures: "ctypes.Array[Layer]"
+    layers: tuple[NativeLayer, ...]
+
+
 def as_linear(weights: LinearWeights) -> NativeLinear:
     """Describe ``weights``, contiguous and float32 or bfloat16."""
     bias = None if weights.bias is None else weights.bias.float()
@@ -63,8 +72,14 @@ def as_layer(weights: LayerWeights) -> NativeLayer:
         q_heads=weights.q.weight.shape[0] // weights.head_dim,
         kv_heads=weights.k.weight.shape[0] // weights.head_dim,
         dtype=DTYPES[weights.q.weight.dtype],
+        rotary=int(weights.rotary),
     )
     return NativeLayer(structure, weights, linears, norms)
+
+
+def as_stack(layers: Sequence[NativeLayer]) -> NativeStack:
+    """Describe ``layers`` that run one after the other."""
+    return NativeStack((Layer * len(layers))(*(layer.structure for layer in layers)), tuple(layers))
 
 
 class Native:
@@ -78,6 +93,7 @@ class Native:
         weakref.finalize(self, lib.baton_context_free, self._context)
         self.plans = LastPlan()
         self._caches: dict[LayerKV, Cache] = {}
+        self._stacks: dict[tuple[LayerKV, ...], ctypes.Array[Cache]] = {}
         self._rows: tuple[CpuPlan, Rows] | None = None
         level = library.choose_level(lib) or "portable"
         self._largest = {dtype: largest_rows(level, is_bfloat16=dtype == torch.bfloat16) for dtype in DTYPES}
@@ -125,14 +141,16 @@ class Native:
         where = (self._cache(kv), self._planned(plan), _form(form, sinks))
         self._call("baton_attend", *where, q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), DTYPES[q.dtype])
 
-    def decoder_layer(
-        self, layer: NativeLayer, x: Tensor, cos: Tensor, sin: Tensor, kv: LayerKV, plan: CpuPlan
+    def decoder_layers(
+        self, stack: NativeStack, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[LayerKV], plan: CpuPlan
     ) -> Tensor:
-        """See :func:`kernels.decoder_layer.decoder_layer_eager`; a plan without chunks, all tensors contiguous."""
-        out = torch.empty_like(x)
-        where = (layer.structure, self._cache(kv), self._planned(plan))
-        angles = (cos.data_ptr(), sin.data_ptr(), cos.shape[-1] if layer.weights.rotary else 0)
-        self._call("baton_layer", *where, x.data_ptr(), out.data_ptr(), *angles)
+        """Run all layers of ``stack``, each as :func:`kernels.decoder_layer.decoder_layer_eager` does.
+
+        The plan has no chunks, and all tensors are contiguous.
+        """
+        out = x.clone()
+        where = (stack.structures, self._stacked(tuple(caches)), len(caches), self._planned(plan))
+        self._call("baton_layers", *where, out.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
         return out
 
     def _cache(self, kv: LayerKV) -> Cache:
@@ -140,6 +158,13 @@ class Native:
         known = self._caches.get(kv)
         if known is None:
             known = self._caches[kv] = _cache(kv)
+        return known
+
+    def _stacked(self, caches: tuple[LayerKV, ...]) -> "ctypes.Array[Cache]":
+        """Return ``caches`` behind each other; a model has one stack of them, or few, so they are kept."""
+        known = self._stacks.get(caches)
+        if known is None:
+            known = self._stacks[caches] = (Cache * len(caches))(*map(_cache, caches))
         return known
 
     def _planned(self, plan: CpuPlan) -> Rows:

@@ -1,23 +1,33 @@
 /* See pool.h. The ticket holds the number of the running job in its upper half and the next tile in its lower half. A
-   helper reads the job, then takes a tile by comparing and swapping the ticket: when that works, the job that it read
-   is still the running one. */
+   helper reads the job, then takes tiles by comparing and swapping the ticket: when that works, the job that it read
+   is still the running one.
 
+   A thread takes a share of the tiles that are left, so the shares become smaller and all threads end together (guided
+   self-scheduling, Polychronopoulos and Kuck 1987). Few shares also mean long streams of weights, which memory answers
+   fastest, and little talk between cores. */
+
+#define _GNU_SOURCE /* sched_getcpu */
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define SPINS 1000 /* some ten microseconds */
 #define TILE_MASK 0xffffffffull
 
+#define OWN_LINE _Alignas(64) /* what one thread writes and others read often does not share a cache line */
+
 struct Pool {
-    _Atomic uint64_t ticket;
-    _Atomic(PoolWork) work;
+    OWN_LINE _Atomic uint64_t ticket;
+    OWN_LINE _Atomic uint64_t done; /* tiles of the running job */
+    OWN_LINE _Atomic(PoolWork) work;
     _Atomic(const void *) job;
     _Atomic uint64_t num_tiles;
-    _Atomic uint64_t done; /* tiles of the running job */
-    _Atomic int sleepers;  /* helpers that wait for wake */
+    _Atomic int caller_core;
+    _Atomic int sleepers; /* helpers that wait for wake */
     _Atomic int caller_sleeps;
     _Atomic int ending;
     _Atomic int64_t next_thread;
@@ -45,17 +55,30 @@ static int work_on_tiles(Pool *pool, int64_t thread) {
         uint64_t num_tiles = atomic_load(&pool->num_tiles); /* written last, so read before the rest of the job */
         uint64_t tile = ticket & TILE_MASK;
         if (tile >= num_tiles) return worked;
+        uint64_t share = (num_tiles - tile) / (2 * (uint64_t)pool->num_threads);
+        uint64_t end = tile + (share ? share : 1);
         PoolWork work = atomic_load(&pool->work);
         const void *job = atomic_load(&pool->job);
-        if (!atomic_compare_exchange_weak(&pool->ticket, &ticket, ticket + 1)) continue;
-        work(job, (int64_t)tile, thread);
+        if (!atomic_compare_exchange_weak(&pool->ticket, &ticket, ticket - tile + end)) continue;
+        for (uint64_t next = tile; next < end; next++) work(job, (int64_t)next, thread);
         worked = 1;
-        if (atomic_fetch_add(&pool->done, 1) + 1 == num_tiles && atomic_load(&pool->caller_sleeps)) {
+        if (atomic_fetch_add(&pool->done, end - tile) + end - tile == num_tiles && atomic_load(&pool->caller_sleeps)) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->finished);
             pthread_mutex_unlock(&pool->mutex);
         }
     }
+}
+
+/* On a machine that is full, a helper may get the caller's own core; looking for work there would keep the caller from
+   making it. */
+static int has_the_callers_core(Pool *pool) {
+#if defined(__linux__)
+    return sched_getcpu() == atomic_load(&pool->caller_core);
+#else
+    (void)pool;
+    return 0;
+#endif
 }
 
 static int tile_is_left(Pool *pool) {
@@ -76,16 +99,18 @@ static void *help(void *argument) {
     int64_t thread = atomic_fetch_add(&pool->next_thread, 1);
     while (!atomic_load(&pool->ending)) {
         int spins = 0;
-        while (!work_on_tiles(pool, thread) && spins++ < SPINS) relax();
-        if (spins > SPINS) sleep_until_work(pool);
+        while (!work_on_tiles(pool, thread) && spins++ < SPINS && !has_the_callers_core(pool)) relax();
+        if (!tile_is_left(pool)) sleep_until_work(pool);
     }
     return NULL;
 }
 
 Pool *pool_new(int64_t num_threads) {
     if (num_threads < 1) num_threads = 1;
-    Pool *pool = calloc(1, sizeof(Pool) + (size_t)(num_threads - 1) * sizeof(pthread_t));
+    size_t bytes = sizeof(Pool) + (size_t)(num_threads - 1) * sizeof(pthread_t);
+    Pool *pool = aligned_alloc(_Alignof(Pool), (bytes + _Alignof(Pool) - 1) / _Alignof(Pool) * _Alignof(Pool));
     if (!pool) return NULL;
+    memset(pool, 0, bytes);
     pool->num_threads = num_threads;
     atomic_store(&pool->next_thread, 1);
     pthread_mutex_init(&pool->mutex, NULL);
@@ -133,6 +158,9 @@ void pool_run(Pool *pool, PoolWork work, const void *job, int64_t num_tiles) {
         for (int64_t tile = 0; tile < num_tiles; tile++) work(job, tile, 0);
         return;
     }
+#if defined(__linux__)
+    atomic_store(&pool->caller_core, sched_getcpu());
+#endif
     uint64_t number = (atomic_load(&pool->ticket) >> 32) + 1;
     atomic_store(&pool->num_tiles, 0); /* the old ticket takes nothing more */
     atomic_store(&pool->ticket, number << 32);

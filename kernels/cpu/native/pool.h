@@ -1,6 +1,6 @@
 /* A small thread pool whose jobs end when all tiles are done, not when all threads have arrived.
 
-   The caller works on its job too, and tiles are taken one by one. So a helper that gets no processor costs its help
+   The caller works on its job too, and tiles are taken in shares. So a helper that gets no processor costs its help
    and nothing more: nobody waits for it to arrive, unlike at a barrier. Helpers look for the next job for some
    microseconds and then sleep. */
 

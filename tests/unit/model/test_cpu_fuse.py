@@ -7,6 +7,7 @@ import torch
 
 from common.model.batch import Row, build_step
 from common.model.cpu_layer import CpuDecoderLayer, CpuLinear
+from common.model.cpu_stack import CpuDecoderStack
 from common.model.load import load_model
 from common.model.loaded import LoadedModel
 from common.model.runner import ModelRunner
@@ -34,6 +35,7 @@ def count(loaded: LoadedModel, kind: type[torch.nn.Module]) -> int:
 def test_every_layer_of_the_llama_pattern_is_compiled(family: str, tmp_path: Path):
     loaded = load(family, tmp_path, "bfloat16")
     assert count(loaded, CpuDecoderLayer) == len(loaded.spec.layers)
+    assert count(loaded, CpuDecoderStack) == 1
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_neox", "olmo2"])
