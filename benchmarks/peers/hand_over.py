@@ -1,0 +1,29 @@
+"""Measures Baton's hand-over alone, between two processes, as ``benchmarks.transfer`` does; writes a line of JSON."""
+
+import statistics
+import sys
+
+import msgspec
+import torch
+
+from benchmarks.peers.measurement import Part
+from benchmarks.transfer import LAYOUT, Sizes, measure
+from compose.bench.figures import percentile
+
+MIB = 256
+
+
+def main() -> None:
+    """Measure and write."""
+    torch.set_num_threads(1)
+    sizes = Sizes(num_blocks=MIB * 2**20 // LAYOUT.block_bytes, repeats=3, handovers=300)
+    rows, seconds = measure(sizes)
+    figures = {f"empty_p{p}_ms": 1e3 * percentile(seconds, p) for p in (50, 99)}
+    rates = {row.name: statistics.median(row.rates) for row in rows}
+    figures["grpc_gb_per_s"] = rates["pull by block id"]
+    part = Part("hand-over", figures)
+    sys.stdout.buffer.write(msgspec.json.encode(part) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
