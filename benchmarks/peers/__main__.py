@@ -1,6 +1,6 @@
 """Baton beside its peers on this machine: the same model, prompts and threads, engines in turn, several rounds.
 
-    python -m benchmarks.peers [--quick] [--engines baton vllm ...] [--results FILE] [--page docs/peers.md]
+    python -m benchmarks.peers [--quick] [--engines baton vllm ...] [--results FILE] [--page FILE]
 
 SmolLM2-135M in bfloat16. Peers are vLLM's CPU build, llama.cpp's Python build and transformers (``generate`` and
 continuous batching); their environments are made in ``--home`` on first use. Figures go to ``--results`` as they come,
@@ -29,6 +29,7 @@ from common.errors import BatonError
 from compose import smollm2
 
 HOME = Path(".venv-peers")
+PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 
 
 def _options() -> argparse.Namespace:
@@ -39,7 +40,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", choices=tuple(ENGINES), default=tuple(ENGINES))
     parser.add_argument("--home", type=Path, default=HOME, help="folder for environments, logs and results")
     parser.add_argument("--results", type=Path, help="default: full.jsonl or quick.jsonl in --home")
-    parser.add_argument("--page", type=Path, help="page to write, with plots beside it; default: peers.md in --home")
+    parser.add_argument(
+        "--page", type=Path, help="page to write, with plots beside it; default: docs/peers.md of a whole run"
+    )
     return parser.parse_args()
 
 
@@ -52,7 +55,7 @@ def _budget(options: argparse.Namespace) -> Budget:
 def main() -> None:
     """Measure, print the goals and write the page."""
     options = _options()
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     command = f"python -m benchmarks.peers {' '.join(sys.argv[1:])}".strip()
     settings = Settings(datetime.now(UTC).date().isoformat(), describe_machine(), command, _budget(options))
     path = options.results or options.home / ("quick.jsonl" if options.quick else "full.jsonl")
@@ -63,7 +66,13 @@ def main() -> None:
         raise SystemExit(f"error: {error.message}") from error
     results, budget = Results(file.measurements), file.settings.budget
     Console(width=180).print(goals_table(verdicts(results, budget)))
-    write_page(options.page or options.home / "peers.md", file.settings, results, options.home)
+    write_page(options.page or _page(options), file.settings, results, options.home)
+
+
+def _page(options: argparse.Namespace) -> Path:
+    """Only a whole run is for the documentation."""
+    is_whole = not options.quick and tuple(options.engines) == tuple(ENGINES)
+    return PAGE if is_whole else options.home / "peers.md"
 
 
 if __name__ == "__main__":

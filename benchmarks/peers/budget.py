@@ -38,6 +38,12 @@ class Budget:
     itl_limit_ms: float = 150.0
     """A request is good when its first token and its mean gap are within these; the planner's own targets."""
 
+    @property
+    def library_prefills(self) -> list[int]:
+        """Lengths of the prompts that a library is timed with."""
+        count = (self.prefills + 1) // 2
+        return [self.context] * count + [self.long_prompt] * ((count + 1) // 2)
+
 
 FULL = Budget(rounds=5, open_rounds=2)
 

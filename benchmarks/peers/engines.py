@@ -138,7 +138,7 @@ def _library(
     job = LibraryJob(
         model,
         threads,
-        prefills=[prompts.tokens(length) for length in (*[budget.context] * 3, *[budget.long_prompt] * 2)],
+        prefills=[prompts.tokens(length) for length in budget.library_prefills],
         contexts=[prompts.tokens(budget.context) for _ in range(max(batches))],
         batches=batches,
         answer=answer,

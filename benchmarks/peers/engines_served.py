@@ -32,6 +32,8 @@ def vllm(python: Path, model: Path, threads: int, cache: Path) -> ServerCommand:
         "PYTHONPATH": "",
     }
     # The package's command asks for the version of a package "vllm", which is not its name; the module does not.
-    argv = (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
-    options = ("--dtype", "bfloat16", "--max-model-len", "8192", "--served-model-name", model.name, "--enable-prompt-tokens-details")
-    return ServerCommand((*argv, "--host", HOST, "--port", str(port), *options), env, port, "/health", model.name)
+    # -P: our folders are no packages of its.
+    argv = (str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
+    place = ("--served-model-name", model.name, "--host", HOST, "--port", str(port))
+    options = ("--dtype", "bfloat16", "--max-model-len", "8192", "--enable-prompt-tokens-details")
+    return ServerCommand((*argv, *place, *options), env, port, "/health", model.name)

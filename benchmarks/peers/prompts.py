@@ -43,8 +43,8 @@ class Prompts:
         )
 
     def injected(self, budget: Budget) -> list[Request]:
-        """Return a long prompt for every second of a window, the first after half a second."""
-        times = [0.5 + second for second in range(max(1, int(budget.window_s - 0.5)))]
+        """Return a long prompt for every second of a window, the first when chats sent at its start have begun."""
+        times = [1.5 + second for second in range(max(1, int(budget.window_s - 1.5)))]
         return [Request(self.tokens(budget.injected_prompt), budget.injected_answer, at_s) for at_s in times]
 
     def _requests(self, budget: Budget, request_rate: float, **shape: object) -> list[Request]:
