@@ -56,7 +56,9 @@ def _decode(server: Server, prompts: Sequence[Sequence[int]], budget: Budget) ->
     rate = decode_rate(answers)
     if not rate:
         return Part(name, error="the batch was never complete")
-    return Part(name, {"tokens_per_s": rate, "client_cpu_share": observed.cpu_share}, observed.warnings)
+    cached = min(answer.cached for answer in answers)
+    figures = {"tokens_per_s": rate, "cached_tokens": cached, "client_cpu_share": observed.cpu_share}
+    return Part(name, figures, observed.warnings)
 
 
 def _send(server: Server, requests: Sequence[Request], at_once: int = 0) -> Observed:

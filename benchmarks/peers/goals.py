@@ -108,7 +108,7 @@ def _stall(results: Results) -> Verdict:
 
 def _hand_over(results: Results) -> Iterator[Verdict]:
     median, p99, grpc, shared = (
-        results.median(Key(HAND_OVER, "hand-over", name))
+        results.median(Key(HAND_OVER, HAND_OVER, name))
         for name in ("empty_p50_ms", "empty_p99_ms", "grpc_gb_per_s", "shared_gb_per_s")
     )
     yield _at_most("hand-over without bytes, median", median, 5.0, "5 ms", "{:.2f} ms")

@@ -7,7 +7,8 @@ import msgspec
 import torch
 
 from benchmarks.peers.measurement import Part
-from benchmarks.transfer import LAYOUT, Sizes, measure
+from benchmarks.peers.names import HAND_OVER
+from benchmarks.transfer import BLOCK_SIZE, LAYOUT, Sizes, measure
 from compose.bench.figures import percentile
 
 MIB = 256
@@ -21,7 +22,8 @@ def main() -> None:
     figures = {f"empty_p{p}_ms": 1e3 * percentile(seconds, p) for p in (50, 99)}
     rates = {row.name: statistics.median(row.rates) for row in rows}
     figures["grpc_gb_per_s"] = rates["pull by block id"]
-    part = Part("hand-over", figures)
+    figures["bytes_per_token"] = LAYOUT.block_bytes / BLOCK_SIZE
+    part = Part(HAND_OVER, figures)
     sys.stdout.buffer.write(msgspec.json.encode(part) + b"\n")
 
 

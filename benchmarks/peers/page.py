@@ -68,6 +68,12 @@ not cached at first. Milliseconds.
 
 {shared}
 
+## Hand-over
+
+Between two processes, beside no other work, as `python -m benchmarks.transfer` measures it.
+
+{hand_over}
+
 ## Start
 
 With the model's files in the page cache, and vLLM's compiled code in its own cache after its first start.
@@ -113,6 +119,7 @@ def _text(settings: Settings, results: Results, budget: Budget) -> str:
         prefix=budget.prefix,
         prefix_rate=budget.prefix_rate,
         shared=report.shared_prefixes(results),
+        hand_over=report.hand_over(results, budget),
         starts=report.starts(results),
     )
 

@@ -13,6 +13,7 @@ from benchmarks.peers.names import (
     BATON_SPLIT,
     CONTINUOUS,
     GENERATE,
+    HAND_OVER,
     LLAMA,
     LLAMA_1T,
     SHARED,
@@ -104,6 +105,20 @@ def shared_prefixes(results: Results) -> str:
     return markdown(["engine", "TTFT p50", "p99", "prompt tokens cached", "good"], rows)
 
 
+def hand_over(results: Results, budget: Budget) -> str:
+    """Return what a hand-over costs, split into control and bytes."""
+    names = ("empty_p50_ms", "empty_p99_ms", "bytes_per_token", "grpc_gb_per_s", "shared_gb_per_s")
+    found = [results.median(Key(HAND_OVER, HAND_OVER, name)).value for name in names]
+    median, p99, bytes_per_token, *rates = found
+    rows = [["control: from Pull to End without bytes", _number(median, "{:.2f}"), _number(p99, "{:.2f}"), MISSING]]
+    for name, rate in zip(("gRPC on loopback", "shared memory or NIXL"), rates, strict=True):
+        ms = None if rate is None or bytes_per_token is None else budget.context * bytes_per_token / rate / 1e6
+        rows.append(
+            [f"bytes of {budget.context} tokens, {name}", _number(ms, "{:.2f}"), MISSING, _number(rate, "{:.2f}")]
+        )
+    return markdown(["", "ms, median", "ms, p99", "GB/s"], rows)
+
+
 def starts(results: Results) -> str:
     """Return how long each server takes to be ready."""
     rows = [
@@ -140,6 +155,9 @@ def _is_number(cell: str) -> bool:
     return cell == MISSING or cell[:1].isdigit()
 
 
+def _number(value: float | None, form: str) -> str:
+    return MISSING if value is None else form.format(value)
+
+
 def _cell(results: Results, key: Key, form: str) -> str:
-    found = results.median(key)
-    return MISSING if found.value is None else form.format(found.value)
+    return _number(results.median(key).value, form)
