@@ -9,7 +9,7 @@ class Budget:
 
     rounds: int
     open_rounds: int
-    """Rounds, of the first ones, that send open-loop traffic too."""
+    """Rounds, of the first ones, with what takes long too: open-loop traffic, and continuous batching of transformers."""
     threads: int = 2
     context: int = 512
     """Prompt tokens of a sequence before it decodes."""

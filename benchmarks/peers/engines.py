@@ -114,6 +114,8 @@ def _llama(engine: str, threads: int) -> Measure:
 def _transformers(engine: str) -> Measure:
     def measure(this: Round) -> Iterator[Part]:
         budget = this.budget
+        if engine == names.CONTINUOUS and not this.is_open:
+            return
         argv = (sys.executable, "-m", "benchmarks.peers.libraries.transformers_run", engine)
         yield from _library(engine, argv, str(this.model), budget.threads, budget.batches, budget.library_tokens, this)
 

@@ -17,8 +17,8 @@ _TEXT = """# Beside the peers
 
 Written by `{command}` on {date}: {machine}. SmolLM2-135M-Instruct in bfloat16, the same random prompts for every
 engine, one engine at a time, {rounds} rounds with the engines in turn. Figures are medians over the rounds, ratios are
-medians of the ratios inside a round. Open-loop traffic was sent in {open_rounds} of them. Do not edit: `make bench`
-writes it.
+medians of the ratios inside a round. Open-loop traffic was sent, and continuous batching of transformers measured, in
+{open_rounds} of them. Do not edit: `make bench` writes it.
 
 ## Goals
 

@@ -59,7 +59,7 @@ class Results:
         """Return why there is no number."""
         of = self._of.get((key.engine, key.workload), [])
         if warnings := [one.warnings[0] for one in of if one.warnings]:
-            return f"no figure, the client was in the way: {warnings[0]}"
+            return f"no figure, the client was in the way: {warnings[0].partition(':')[0]}"
         errors = [one.error for one in of if one.error] or self._errors(key.engine)
         return f"not measured: {errors[0]}" if errors else "not measured"
 

@@ -26,7 +26,8 @@ Measure = Callable[[PreTrainedModel, Sequence[Sequence[int]], int], list[list[fl
 """Of a model, prompts and a count: for each sequence when it began and when each token was there."""
 
 
-CACHE = ContinuousBatchingConfig(num_blocks=128, max_batch_tokens=512)
+STEP_TOKENS = 2048
+CACHE = ContinuousBatchingConfig(num_blocks=128, max_batch_tokens=STEP_TOKENS)
 """Blocks of 256 tokens, enough for 32 sequences; left to itself it takes most of the memory, and a minute to do so."""
 
 
@@ -108,7 +109,9 @@ def main() -> None:
     for length, found in rates.items():
         say(f"prefill {length}", tokens_per_s=statistics.median(found))
     for batch in job["batches"]:
-        sequences = measure(model, job["contexts"][:batch], job["answer"])
+        contexts = job["contexts"][:batch]
+        num_steps = sum(map(len, contexts)) // STEP_TOKENS  # until the last of them has begun
+        sequences = measure(model, contexts, job["answer"] + (num_steps if measure is continuous else 0))
         say(f"decode x {batch}", tokens_per_s=decode_rate(sequences))
 
 
