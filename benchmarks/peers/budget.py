@@ -9,7 +9,7 @@ class Budget:
 
     rounds: int
     open_rounds: int
-    """Rounds, of the first ones, with what takes long too: open-loop traffic, and continuous batching of transformers."""
+    """Rounds, of the first ones, with open-loop traffic, and with continuous batching of transformers, which take long."""
     threads: int = 2
     context: int = 512
     """Prompt tokens of a sequence before it decodes."""

@@ -27,8 +27,9 @@ Measure = Callable[[PreTrainedModel, Sequence[Sequence[int]], int], list[list[fl
 
 
 STEP_TOKENS = 2048
-CACHE = ContinuousBatchingConfig(num_blocks=128, max_batch_tokens=STEP_TOKENS)
-"""Blocks of 256 tokens, enough for 32 sequences; left to itself it takes most of the memory, and a minute to do so."""
+CACHE = ContinuousBatchingConfig(num_blocks=128, max_batch_tokens=STEP_TOKENS, max_requests_per_batch=32)
+"""Blocks of 256 tokens, enough for 32 sequences; left to itself it takes most of the memory, and a minute to do so, and
+as many requests as the first call has."""
 
 
 class Clock(StoppingCriteria):
