@@ -9,7 +9,7 @@ class Budget:
 
     rounds: int
     open_rounds: int
-    """Rounds, of the first ones, with open-loop traffic, and with continuous batching of transformers, which take long."""
+    """Rounds, of the first ones, with what takes long: open-loop traffic, and continuous batching of transformers."""
     threads: int = 2
     context: int = 512
     """Prompt tokens of a sequence before it decodes."""
@@ -17,12 +17,12 @@ class Budget:
     decode_tokens: int = 96
     """Tokens of each answer over HTTP; libraries, which are slower, write :attr:`library_tokens`."""
     library_tokens: int = 12
-    prefills: int = 5
+    prefills: int = 3
     """Prompts of :attr:`context` tokens that are timed one at a time; half as many of :attr:`long_prompt`."""
     long_prompt: int = 2048
     rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """Chats a second."""
-    window_s: float = 15.0
+    window_s: float = 12.0
     """How long each open-loop part sends."""
     chat_prompt: int = 128
     chat_answer: int = 48
