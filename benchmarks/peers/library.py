@@ -52,6 +52,7 @@ def measure_library(argv: Sequence[str], env: Mapping[str, str], job: LibraryJob
             for line in process.stdout:
                 if line.startswith(b'{"workload"'):
                     yield msgspec.json.decode(line, type=Part)
+            process.wait()
         finally:
             process.kill()
     if process.returncode != 0:
