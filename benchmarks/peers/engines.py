@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.peers import bf16_gguf, engines_served, names
 from benchmarks.peers.budget import Budget
@@ -15,6 +18,7 @@ from benchmarks.peers.measurement import Part
 from benchmarks.peers.open_loop import open_loop
 from benchmarks.peers.prompts import Prompts
 from benchmarks.peers.server import ServerCommand, serving
+from benchmarks.peers.stages import StageMeter
 from common.errors import BatonError
 
 
@@ -60,7 +64,7 @@ def measure_engine(engine: str, this: Round) -> Iterator[Part]:
 
 def _baton(this: Round) -> Iterator[Part]:
     command = engines_served.baton(this.model, this.budget.threads, this.home.absolute() / "logs" / names.BATON)
-    yield from _served(names.BATON, command, this, is_open=False)
+    yield from _served(names.BATON, command, this, is_open=False, is_cluster=True)
 
 
 def _baton_split(this: Round) -> Iterator[Part]:
@@ -87,11 +91,15 @@ def _served(
     with serving(command, this.log(engine)) as server:
         yield Part(names.START, {"seconds": server.start_s})
         warm_up(server, prompts, budget)
-        yield from closed_loop(server, prompts, budget, batches or budget.batches)
-        if not is_open:
+        closed = closed_loop(server, prompts, budget, batches or budget.batches)
+        if not is_cluster:
+            yield from closed
+            yield from open_loop(server, prompts, budget) if is_open else ()
             return
-        waste = WasteMeter(server.url)
-        yield from open_loop(server, prompts, budget, waste.look if is_cluster else lambda: None)
+        stages, waste = StageMeter(server.url), WasteMeter(server.url)
+        traffic = open_loop(server, prompts, budget, waste.look) if is_open else ()
+        for part in chain(closed, traffic):
+            yield msgspec.structs.replace(part, figures=part.figures | stages.look())
         if waste.share is not None:
             yield Part(names.KV_WASTE, {"share": waste.share})
 
