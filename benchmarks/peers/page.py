@@ -15,10 +15,13 @@ from compose.console import note
 
 _TEXT = """# Beside the peers
 
-Written by `{command}` on {date}: {machine}. SmolLM2-135M-Instruct in bfloat16, the same random prompts for every
-engine, one engine at a time, {rounds} rounds with the engines in turn. Figures are medians over the rounds, ratios are
-medians of the ratios inside a round. Open-loop traffic was sent, and continuous batching of transformers measured, in
-{open_rounds} of them. Do not edit: `make bench` writes it.
+Written by `{command}` on {date}. Do not edit: `make bench` writes it.
+
+Machine: {machine}.
+
+SmolLM2-135M-Instruct in bfloat16, the same random prompts for every engine, one engine at a time, {rounds} rounds with
+the engines in turn. Figures are medians over the rounds, ratios are medians of the ratios inside a round. Open-loop
+traffic was sent, and continuous batching of transformers measured, in {open_rounds} of them.
 
 ## Goals
 
@@ -52,6 +55,12 @@ The same with a prompt of {injected} tokens sent every second beside them:
 {injected_chats}
 
 {goodput}
+
+Where the time to Baton's first tokens goes, by its own metrics, long prompts included: mean milliseconds from arrival
+to the prompt's first work and from there to the first token, and how many prompts the decode worker read itself (local)
+or the prefill worker (remote).
+
+{stages}
 
 ![Goodput](peers_goodput.png)
 
@@ -113,6 +122,7 @@ def _text(settings: Settings, results: Results, budget: Budget) -> str:
         injected=budget.injected_prompt,
         injected_chats=report.chats(results, budget, injected=True),
         goodput=report.goodput(results, budget),
+        stages=report.stages(results, budget),
         steady_chats=budget.steady_chats,
         steady=report.steady(results),
         num_prefixes=budget.num_prefixes,

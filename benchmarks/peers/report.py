@@ -95,6 +95,23 @@ def steady(results: Results) -> str:
     return markdown(["long prompts", "engine", "ITL p50", "p99", "longest gap", "TTFT of the long prompts, p50"], rows)
 
 
+def stages(results: Results, budget: Budget) -> str:
+    """Return where Baton's first tokens wait, and which worker computes the prompts."""
+    figures = {
+        "waiting": "mean_queue_ms",
+        "computing": "mean_prefill_ms",
+        "local": "plans_local",
+        "remote": "plans_remote",
+    }
+    workloads = [chats_name(rate, injected) for injected in (False, True) for rate in budget.rates]
+    workloads += [steady_name(True), SHARED]
+    rows = [
+        [name, *(_cell(results, Key(BATON_SPLIT, name, figure), "{:.0f}") for figure in figures.values())]
+        for name in workloads
+    ]
+    return markdown(["workload", *figures], rows)
+
+
 def shared_prefixes(results: Results) -> str:
     """Return what a shared prefix does."""
     rows = []
