@@ -19,11 +19,21 @@ class ConstraintKind(enum.StrEnum):
     GRAMMAR = "grammar"  # a grammar in Lark form, with a rule named "start"
 
 
-class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Preamble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Free text before what is constrained: what a model thinks before it answers."""
+
+    end: int
+    """The token that ends it, which belongs to it."""
+    start: int | None = None
+    """The token that begins it; another first token means that there is none. None: the answer begins inside."""
+
+
+class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The language that an answer must be in. Equal constraints are compiled once."""
 
     kind: ConstraintKind
     text: str
+    preamble: Preamble | None = None
 
     @classmethod
     def json_schema(cls, schema: str) -> "Constraint":

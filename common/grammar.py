@@ -11,7 +11,7 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
-from common.constraint import JSON_OPTIONS, Constraint, ConstraintKind
+from common.constraint import JSON_OPTIONS, Constraint, ConstraintKind, Preamble
 from common.errors import InvalidRequest
 
 MAX_BYTES = 128 * 1024
@@ -37,7 +37,11 @@ _LIMITS = llguidance.LLParserLimits(
 class Grammar:
     """One compiled constraint. Immutable: each sequence takes its own matcher."""
 
-    def __init__(self, start: llguidance.LLMatcher, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, start: llguidance.LLMatcher, eos_token_ids: Sequence[int], preamble: Preamble | None = None
+    ) -> None:
+        self.preamble = preamble
+        """What may come before it."""
         self.eos_token_ids = tuple(eos_token_ids)
         """Tokens that it allows where an answer may end."""
         self._start = start
@@ -58,7 +62,7 @@ def compile_grammar(constraint: Constraint, tokenizer: llguidance.LLTokenizer) -
     is_empty = not any(matcher.compute_bitmask())
     if is_empty or matcher.is_error():
         raise InvalidRequest("allows no answer, or is too complex")
-    return Grammar(matcher, tokenizer.eos_tokens)
+    return Grammar(matcher, tokenizer.eos_tokens, constraint.preamble)
 
 
 def model_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> llguidance.LLTokenizer:

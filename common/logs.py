@@ -30,7 +30,7 @@ def configure(process: str, level: str = "INFO", log_format: LogFormat = "text")
 
 
 class _TextFormatter(logging.Formatter):
-    """``2026-11-30 12:00:00,000 I gateway gateway.flow: message``, with ``[X-Request-Id]`` where there is one."""
+    """``2026-11-30 12:00:00,000 I gateway gateway.http.door: message``, with ``[X-Request-Id]`` where there is one."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname).1s {process} %(name)s: %(message)s")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from compose.finding import Finding, failed, ok, skipped, warning
-from gateway.model_files import read_model_files
+from gateway.text.model_files import read_model_files
 
 MIN_OPEN_FILES = 4096
 """A gateway has one for each client and two for each worker."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from common.errors import InvalidRequest, Overloaded, Unavailable
 from gateway.capacity import Backlog, check_room, check_time
-from gateway.cluster import Cluster
-from gateway.metrics import Metrics
+from gateway.telemetry.metrics import Metrics
+from gateway.workers.cluster import Cluster
 
 RETRY_AFTER_S = 1.0
 """What a client is told to wait when there is no room."""

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from common.errors import BatonError
 from gateway.api import admin, cache, dashboard, endpoints, models, openapi, ratio, status, tokens
-from gateway.door import Door, on_error, on_http_exception
+from gateway.http.door import Door, on_error, on_http_exception
 from gateway.parts import Parts
 
 ROUTES = [

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import msgspec
 
 from common.messages import BlockCounts, Fingerprint, PlannerStep, Role, SlotCounts
-from gateway.cluster import Cluster
 from gateway.planner.pressure import Pressure
 from gateway.planner.runner import PlannerRunner
 from gateway.router import WorkerView
+from gateway.workers.cluster import Cluster
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ class GatewayConfig(Bounds):
     """File of prefixes to warm and keep cached, one JSON object a line: {"name": ..., "system": ...} for chats, or
     {"name": ..., "prompt": ...}."""
 
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "xml"] = "auto"
     """How the model writes calls of tools; auto: as its chat template says."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"

@@ -9,15 +9,15 @@ from starlette.requests import Request
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.dashboard.sampler import Sampler
-from gateway.flow import FlowServices
-from gateway.generation import Running
-from gateway.grammar_checker import GrammarChecker
-from gateway.keys import Keys
-from gateway.message_forms import MessageForms
-from gateway.metrics import Metrics
+from gateway.http.keys import Keys
 from gateway.planner.changer import RatioChanger
 from gateway.planner.runner import PlannerRunner
-from gateway.tokenizer import Tokenizer
+from gateway.request.flow import FlowServices
+from gateway.request.generation import Running
+from gateway.telemetry.metrics import Metrics
+from gateway.text.grammar_checker import GrammarChecker
+from gateway.text.message_forms import MessageForms
+from gateway.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

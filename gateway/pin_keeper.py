@@ -14,13 +14,13 @@ from common.ids import BlockHash, Epoch, WorkerId
 from common.messages import Keep, Role, WorkerRecord
 from common.sampling import SamplingParams
 from common.services import KEEP
-from gateway.api.salt import join_salt
-from gateway.chat_template import ChatMessage
-from gateway.flow import Flow, FlowServices
+from gateway.http.salt import join_salt
 from gateway.pinned_file import PinnedPrefix
-from gateway.sample import Sample
-from gateway.text_stream import TextStream
-from gateway.tokenizer import Tokenizer
+from gateway.request.flow import Flow, FlowServices
+from gateway.request.sample import Sample
+from gateway.text.chat_template import ChatMessage
+from gateway.text.text_stream import TextStream
+from gateway.text.tokenizer import Tokenizer
 from kvstore.prefix_hash import join_chain
 
 log = logging.getLogger(__name__)

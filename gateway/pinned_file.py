@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.api.salt import check_salt
+from gateway.http.salt import check_salt
 
 MAX_PINNED = 1000
 

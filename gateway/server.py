@@ -23,31 +23,31 @@ from common.redis_client import connect
 from common.tls import load_tls
 from gateway.admission import Admission
 from gateway.app import build_app
-from gateway.cache_ledger import CacheLedger
-from gateway.cache_metrics import CacheMetrics
-from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.dashboard.sampler import Sampler
-from gateway.flow import FlowServices
-from gateway.generation import Running
-from gateway.grammar_checker import GrammarChecker
-from gateway.http_protocol import HttpProtocol
-from gateway.keys import Keys
-from gateway.locator import Locator
-from gateway.message_forms import MessageForms
-from gateway.metric_aliases import MetricAliases
-from gateway.metrics import Metrics
-from gateway.model_files import read_model_files
+from gateway.http.keys import Keys
+from gateway.http.protocol import HttpProtocol
 from gateway.parts import Parts, baton_version
 from gateway.pin_keeper import PinKeeper
 from gateway.pinned_file import read_pinned
 from gateway.planner.changer import RatioChanger
 from gateway.planner.metrics import PlannerMetrics
 from gateway.planner.runner import PlannerRunner
-from gateway.prefix_ledger import PrefixLedger
+from gateway.request.flow import FlowServices
+from gateway.request.generation import Running
 from gateway.router import RouterLimits
-from gateway.tokenizer import Tokenizer
-from gateway.worker_metrics import WorkerMetrics
+from gateway.telemetry.cache_ledger import CacheLedger
+from gateway.telemetry.cache_metrics import CacheMetrics
+from gateway.telemetry.metric_aliases import MetricAliases
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prefix_ledger import PrefixLedger
+from gateway.telemetry.worker_metrics import WorkerMetrics
+from gateway.text.grammar_checker import GrammarChecker
+from gateway.text.message_forms import MessageForms
+from gateway.text.model_files import read_model_files
+from gateway.text.tokenizer import Tokenizer
+from gateway.workers.cluster import Cluster
+from gateway.workers.locator import Locator
 from kvstore.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)

@@ -23,24 +23,17 @@ RETRY_S = 0.5
 MAX_READ = 64
 """Entries of one read at most."""
 
+Accept = Callable[[bytes, Prefill], None]
+"""Takes an entry's id and what it asks for."""
+
 
 class Intake:
-    """Owns the reading end of one queue. ``accept`` is called for every entry; ``room`` says how many more may come."""
+    """Owns the reading end of one queue."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        worker_id: WorkerId,
-        epoch: Epoch,
-        *,
-        accept: Callable[[bytes, Prefill], None],
-        room: Callable[[], int],
-    ) -> None:
+    def __init__(self, redis: Redis, worker_id: WorkerId, epoch: Epoch) -> None:
         self._redis = redis
         self._worker_id = worker_id
         self._epoch = epoch
-        self._accept = accept
-        self._room = room
         self._has_room = asyncio.Event()
         self.num_resets = 0
         """How often the queue was gone and had to be made again."""
@@ -49,7 +42,7 @@ class Intake:
         self._closed = False
 
     def made_room(self) -> None:
-        """Say that :func:`room` may have grown."""
+        """Say that there may be more room."""
         self._has_room.set()
 
     def finished(self, entry_id: bytes) -> None:
@@ -60,16 +53,16 @@ class Intake:
         """Read nothing more; :meth:`run` goes on acknowledging."""
         self._closed = True
 
-    async def run(self) -> None:
-        """Read until cancelled."""
+    async def run(self, accept: Accept, room: Callable[[], int]) -> None:
+        """Read until cancelled. ``accept`` is called for every entry; ``room`` says how many more may come."""
         healthy = False
         while True:
             try:
                 if not healthy:
-                    await self._begin()
+                    await self._begin(accept)
                     healthy = True
                 await self._acknowledge()
-                await self._read()
+                await self._read(accept, room)
             except RedisUnavailable as error:
                 if healthy and not _is_flushed(error):
                     log.warning("the prefill queue cannot be read: %s", error)
@@ -83,17 +76,17 @@ class Intake:
         except RedisUnavailable as error:
             log.warning("the queue was not removed, it will expire: %s", error)
 
-    async def _begin(self) -> None:
+    async def _begin(self, accept: Accept) -> None:
         is_new = await queue.create(self._redis, self._worker_id, self._epoch)
         self.num_resets += is_new and self._is_made
         self._is_made = True
         for entry_id, task in await queue.pending(self._redis, self._worker_id, self._epoch):
             if entry_id not in self._finished:  # the read that brought it may have failed on the way back
-                self._accept(entry_id, task)
+                accept(entry_id, task)
         log.info("reading the prefill queue")
 
-    async def _read(self) -> None:
-        count = 0 if self._closed else min(self._room(), MAX_READ)
+    async def _read(self, accept: Accept, room: Callable[[], int]) -> None:
+        count = 0 if self._closed else min(room(), MAX_READ)
         if count <= 0:
             self._has_room.clear()
             try:
@@ -103,7 +96,7 @@ class Intake:
                 pass
             return
         for entry_id, task in await queue.take(self._redis, self._worker_id, self._epoch, count=count, block_s=BLOCK_S):
-            self._accept(entry_id, task)
+            accept(entry_id, task)
 
     async def _acknowledge(self) -> None:
         if self._finished:

@@ -1,8 +1,8 @@
 """A simulated cluster: the real router, tallies, planner and ratio rules over simulated workers and a virtual clock.
 
-A request is routed as :mod:`gateway.flow` does it: a decode worker is chosen, says what it holds, then who reads the
-prompt is decided; the first token comes from whoever read it, and the blocks follow. Workers' records are as old as
-their heartbeats make them. Not simulated: prefixes pulled from peers, refusals at the door, faults.
+A request is routed as :mod:`gateway.request.flow` does it: a decode worker is chosen, says what it holds, then who
+reads the prompt is decided; the first token comes from whoever read it, and the blocks follow. Workers' records are as
+old as their heartbeats make them. Not simulated: prefixes pulled from peers, refusals at the door, faults.
 """
 
 import random
@@ -18,11 +18,11 @@ from compose.tune.profile import CostProfile
 from compose.tune.request import SimRequest
 from compose.tune.trace import Arrival
 from compose.tune.worker import SimWorker, slowness
-from gateway.cluster import Member
 from gateway.planner.planner import Action, Decision, Planner
 from gateway.planner.pressure import Pressure, Targets, look
 from gateway.planner.ratio import Ratio, choose_donor, live
 from gateway.router import ClusterView, PlanChoice, RouterLimits, choose_decode, choose_plan
+from gateway.workers.cluster import Member
 
 LOOK_S = 1.0
 """The planner looks, and samples are taken, this often."""

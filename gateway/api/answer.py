@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import sse
-from gateway.api.errors import error_reply
 from gateway.api.fields import CommonFields
 from gateway.api.reply import ReplyWriter, best, gather
 from gateway.api.usage import Usage, usage_of
-from gateway.client_gone import ClientGone, race
 from gateway.config import GatewayConfig
-from gateway.generation import Generation, IndexedPiece
-from gateway.metrics import Metrics
+from gateway.http import sse
+from gateway.http.client_gone import ClientGone, race
+from gateway.http.errors import error_reply
+from gateway.request.generation import Generation, IndexedPiece
+from gateway.telemetry.metrics import Metrics
 
 ROUTE_HEADER = "x-baton-route"
 

@@ -5,8 +5,8 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from common.errors import InvalidRequest, PayloadTooLarge
-from gateway.client_gone import ClientGone
 from gateway.errors import RequestTimeout
+from gateway.http.client_gone import ClientGone
 
 READ_TIMEOUT_S = 60.0
 """A client must have sent its body within this time."""

@@ -15,10 +15,10 @@ from common.services import RESET_CACHE
 from gateway.api import chat, completions
 from gateway.api.body import read_json_body
 from gateway.api.fields import decode
-from gateway.api.salt import check_salt, salt_of
-from gateway.cache_ledger import CacheCounts, WorkerCounts, total
+from gateway.http.salt import check_salt, salt_of
 from gateway.parts import Parts, parts_of
-from gateway.prefix_ledger import SharedPrefix
+from gateway.telemetry.cache_ledger import CacheCounts, WorkerCounts, total
+from gateway.telemetry.prefix_ledger import SharedPrefix
 
 WINDOWS: dict[str, float | None] = {"60s": 60.0, "5m": 300.0, "1h": 3600.0, "all": None}
 DEFAULT_TOP, MAX_TOP = 20, 1000

@@ -10,8 +10,8 @@ from gateway.api import refused
 from gateway.api.fields import MAX_LOGPROBS, CommonFields, check_common, check_range, decode
 from gateway.api.tools import ToolChoice, ToolField
 from gateway.bounds import Bounds, check_length
-from gateway.chat_template import ChatMessage, ChatPrompt
-from gateway.json_values import depth_exceeds
+from gateway.text.chat_template import ChatMessage, ChatPrompt
+from gateway.text.json_values import depth_exceeds
 from gateway.tools.tool import ChoiceKind, ToolUse
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

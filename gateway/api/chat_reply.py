@@ -11,8 +11,8 @@ from common.sampling import FinishReason
 from gateway.api.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
 from gateway.api.usage import Usage
-from gateway.generation import IndexedPiece
-from gateway.message_stream import (
+from gateway.request.generation import IndexedPiece
+from gateway.text.message_stream import (
     ContentText,
     MessagePart,
     MessageStream,
@@ -20,7 +20,7 @@ from gateway.message_stream import (
     ToolCallArguments,
     ToolCallStart,
 )
-from gateway.text_stream import Piece
+from gateway.text.text_stream import Piece
 
 TokenIds = tuple[int, ...] | UnsetType
 

@@ -10,7 +10,7 @@ from common.sampling import FinishReason
 from gateway.api.logprobs import CompletionLogprobs, CompletionLogprobsWriter, PromptLogprobs
 from gateway.api.reply import ReplyHead, WholeAnswer
 from gateway.api.usage import Usage
-from gateway.generation import IndexedPiece
+from gateway.request.generation import IndexedPiece
 
 TokenIds = tuple[int, ...] | UnsetType
 

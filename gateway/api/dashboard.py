@@ -11,11 +11,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import NotFound
-from gateway import sse
-from gateway.client_gone import race
 from gateway.dashboard.assets import PAGE, Asset, load_assets
 from gateway.dashboard.sampler import Sampler
-from gateway.keys import bearer
+from gateway.http import sse
+from gateway.http.client_gone import race
+from gateway.http.keys import bearer
 from gateway.parts import parts_of
 
 _ASSETS = load_assets()

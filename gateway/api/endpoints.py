@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from common.constraint import Constraint
 from common.errors import InvalidRequest
-from gateway import thinking
 from gateway.admission import Ticket
 from gateway.api import chat, completions
 from gateway.api.answer import respond
@@ -18,13 +17,14 @@ from gateway.api.completion_reply import CompletionReply
 from gateway.api.fields import CommonFields, ModelTokens, sampling_params
 from gateway.api.model_name import check_model
 from gateway.api.reply import ReplyHead
-from gateway.api.salt import salt_of
 from gateway.api.structured import Structure, structure_of
 from gateway.api.tools import call_structure, tool_use
-from gateway.generation import Generation, Job
-from gateway.message_forms import MessageForms
+from gateway.http.salt import salt_of
 from gateway.parts import Parts, parts_of
-from gateway.text_stream import NoText, TextStream
+from gateway.request.generation import Generation, Job
+from gateway.text.message_forms import MessageForms
+from gateway.text.reasoning import Reasoning
+from gateway.text.text_stream import NoText, TextStream
 
 
 async def chat_completions(request: Request) -> Response:
@@ -41,7 +41,10 @@ async def chat_completions(request: Request) -> Response:
         prompt = chat.chat_prompt(fields.messages, use, fields.chat_template_kwargs, parts.config)
         limit = await parts.services.cluster.wait_max_model_len(parts.config.worker_wait_s)
         token_ids = await parts.tokenizer.encode_chat_prompt(prompt, limit, fields.chat_template)
+        reasoning = Reasoning.after(token_ids, parts.tokenizer) if forms.thinks else None
         constraint = await _constraint(parts, fields, call_structure(use))
+        if constraint is not None and reasoning is not None:
+            constraint = reasoning.before(constraint)
         generation = _generation(
             request,
             fields,
@@ -56,8 +59,7 @@ async def chat_completions(request: Request) -> Response:
     except BaseException:
         ticket.release()
         raise
-    begins_inside = forms.thinks and parts.tokenizer.ends_with(token_ids, thinking.OPEN)
-    make_stream = forms.streams(use, begins_inside=begins_inside, constrained=constraint is not None)
+    make_stream = forms.streams(use, reasoning, constraint)
     writer = ChatReply(_head("chatcmpl", parts, fields, generation), make_stream, is_named=use.named is not None)
     return await respond(generation, writer, fields, parts.config, parts.metrics, request.receive)
 

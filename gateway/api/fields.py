@@ -17,9 +17,9 @@ from common.constraint import Constraint
 from common.errors import InvalidRequest
 from common.sampling import SamplingParams
 from gateway.api.beams import BeamFields, beam_params, check_beams
-from gateway.api.salt import check_salt
 from gateway.bounds import Bounds, check_length
 from gateway.errors import ContextLengthExceeded
+from gateway.http.salt import check_salt
 
 MAX_ECHO = 200
 """Characters of a message about a malformed body at most."""

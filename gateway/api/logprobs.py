@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from common.logprobs import TokenLogprobs
-from gateway.token_texts import TokenTexts
+from gateway.text.token_texts import TokenTexts
 
 LOWEST = -9999.0
 

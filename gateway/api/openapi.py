@@ -18,13 +18,13 @@ from gateway.api import (
     chat_reply,
     completion_reply,
     completions,
-    errors,
     models,
     ratio,
     status,
     tokens,
 )
 from gateway.cluster_status import ClusterStatus
+from gateway.http.errors import ErrorReply
 from gateway.parts import baton_version
 
 _REF = "#/components/schemas/{name}"
@@ -148,7 +148,7 @@ async def openapi(request: Request) -> Response:
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of the gateway."""
     types = {kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if kind is not None}
-    types |= {chat_reply.Chunk, errors.ErrorReply}
+    types |= {chat_reply.Chunk, ErrorReply}
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -190,7 +190,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 
 def _error(code: int) -> dict[str, Any]:
-    return {"description": _MEANINGS[code], "content": _json(errors.ErrorReply)}
+    return {"description": _MEANINGS[code], "content": _json(ErrorReply)}
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:

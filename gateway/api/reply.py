@@ -13,8 +13,8 @@ from common.sampling import FinishReason
 from gateway.api.fields import CommonFields
 from gateway.api.logprobs import PromptLogprobs, prompt_logprobs
 from gateway.api.usage import Usage
-from gateway.generation import IndexedPiece
-from gateway.token_texts import TokenTexts
+from gateway.request.generation import IndexedPiece
+from gateway.text.token_texts import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)

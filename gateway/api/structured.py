@@ -1,6 +1,7 @@
 """What a request asks its answer to look like, in OpenAI's, vLLM's or SGLang's fields, as one constraint.
 
-Only reads the fields; :class:`gateway.grammar_checker.GrammarChecker` finds out whether what they hold can be compiled.
+Only reads the fields; :class:`gateway.text.grammar_checker.GrammarChecker` finds out whether what they hold can be
+compiled.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from common.constraint import Constraint
 from common.errors import InvalidRequest
 from gateway.api.structured import Structure
 from gateway.bounds import Bounds, check_length
-from gateway.json_values import depth_exceeds
+from gateway.text.json_values import depth_exceeds
 from gateway.tools.call_schema import named_schema, required_schema
 from gateway.tools.tool import ChoiceKind, Tool, ToolUse
 

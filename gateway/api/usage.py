@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.generation import UsageCounts
+from gateway.request.generation import UsageCounts
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 
-from gateway.cache_ledger import CacheCounts
 from gateway.dashboard.buckets import Buckets
-from gateway.metrics import Metrics
+from gateway.telemetry.cache_ledger import CacheCounts
+from gateway.telemetry.metrics import Metrics
 
 _NOTHING = Buckets()
 _NO_COUNTS = CacheCounts()

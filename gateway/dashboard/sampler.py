@@ -15,7 +15,6 @@ import msgspec
 
 from common.messages import WorkerRecord
 from gateway.admission import Admission
-from gateway.cache_ledger import total
 from gateway.cluster_status import cluster_status
 from gateway.dashboard.reading import Reading, read
 from gateway.dashboard.snapshot import (
@@ -29,9 +28,10 @@ from gateway.dashboard.snapshot import (
     route_counts,
     stages,
 )
-from gateway.flow import FlowServices
 from gateway.planner.runner import PlannerRunner
-from gateway.prefix_ledger import SharedPrefix
+from gateway.request.flow import FlowServices
+from gateway.telemetry.cache_ledger import total
+from gateway.telemetry.prefix_ledger import SharedPrefix
 
 SAMPLE_S = 1.0
 HISTORY_POINTS = 900

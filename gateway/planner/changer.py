@@ -13,12 +13,12 @@ from common.ids import WorkerId
 from common.messages import Role, TakeRole, WorkerState
 from common.redis_client import RedisUnavailable
 from common.services import TAKE_ROLE
-from gateway.cluster import Cluster
 from gateway.errors import Conflict
 from gateway.planner.board import PlannerBoard
 from gateway.planner.ratio import Ratio, choose_donor, is_settled, live, ratio_of
 from gateway.planner.right import TTL_S, RoleRight
 from gateway.router import WorkerView
+from gateway.workers.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

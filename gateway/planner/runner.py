@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from common.errors import BatonError
 from common.messages import PlannerState, PlannerStep
 from common.redis_client import RedisUnavailable
-from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.planner.board import PlannerBoard
 from gateway.planner.changer import RatioChanger
@@ -25,6 +24,7 @@ from gateway.planner.planner import Action, Decision, Planner
 from gateway.planner.pressure import Pressure, Targets, look
 from gateway.planner.ratio import live
 from gateway.planner.right import RoleRight
+from gateway.workers.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ class HermesForm:
     def flush(self) -> list[Part]:
         """Return the rest; the answer has ended."""
         if self._call is not None:
-            return [] if self._call.is_named else [Content(OPEN + self._call.raw)]
+            return [] if self._call.is_named else [Content(self._text.no_call(OPEN + self._call.raw))]
         text = self._text.flush()
         return [Content(text)] if text else []
 
@@ -41,7 +41,7 @@ class HermesForm:
         end = call.feed(text, 0)
         parts += call.take()
         if call.is_wrong and not call.is_named:
-            parts.append(Content(OPEN + call.raw))
+            parts.append(Content(self._text.no_call(OPEN + call.raw)))
             self._call = None
         elif call.is_done or call.is_wrong:
             self._text.call_ended()

@@ -1,6 +1,7 @@
 """Text with markers in it, cut anywhere: what is before a marker, and which one it is.
 
-White space beside a call is the form's and not the message's: it is held until text or a call follows.
+White space beside a call is the form's and not the message's: it is held until text or a call follows. Before a marker
+that begins no call after all, it is the message's again.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ class MarkedText:
         self._markers = tuple(markers)
         self._held = ""
         self._space = ""
+        self._dropped = ""
+        """White space before the last marker."""
         self._after_call = False
 
     def feed(self, text: str) -> Found:
@@ -38,7 +41,7 @@ class MarkedText:
         if marker is not None:
             self._held = ""
             before = self._without_space(whole[:at])
-            self._space = ""
+            self._dropped, self._space = self._space, ""
             return Found(before, marker, whole[at + len(marker) :])
         cut = len(whole) - held_length(whole, self._markers)
         self._held = whole[cut:]
@@ -47,6 +50,12 @@ class MarkedText:
     def call_ended(self) -> None:
         """A call was just read: white space that follows is dropped."""
         self._after_call = True
+
+    def no_call(self, text: str) -> str:
+        """Return ``text``, the last marker and what was read behind it, as text: there was no call."""
+        space, self._dropped = "" if self._after_call else self._dropped, ""
+        self._after_call = False
+        return space + text
 
     def flush(self) -> str:
         """Return what is held; no marker comes any more."""

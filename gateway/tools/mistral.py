@@ -41,8 +41,8 @@ class MistralForm:
             return []
         if self._list is not None:
             left = self._list.left
-            return [Content(MARKER + left)] if left else []
-        text = self._text.flush() if self._head is None else MARKER + self._head
+            return [Content(self._text.no_call(MARKER + left))] if left else []
+        text = self._text.flush() if self._head is None else self._text.no_call(MARKER + self._head)
         return [Content(text)] if text else []
 
     def _read_text(self, text: str, parts: list[Part]) -> str:
@@ -71,7 +71,7 @@ class MistralForm:
         self._head = None
         name = before.partition("[")[0].strip(SPACE)
         if not is_name or not name or " " in name:
-            parts.append(Content(MARKER))
+            parts.append(Content(self._text.no_call(MARKER)))
             return head
         self._arguments = JsonScanner()
         parts.append(CallStart(name))
@@ -83,7 +83,7 @@ class MistralForm:
             if "".join(calls.left.split()) in ("", "[]"):
                 self._text.call_ended()
             else:
-                parts.append(Content(MARKER + calls.left))
+                parts.append(Content(self._text.no_call(MARKER + calls.left)))
             self._list = None
         return text[end:]
 

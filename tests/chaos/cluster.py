@@ -58,6 +58,7 @@ class Answer:
     """What an error answer or event said, or why the connection to the gateway broke."""
     finish: str | None = None
     num_done: int = 0
+    retry_after_s: int | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class ChaosCluster:
                 await self._stream(url, body, headers, answer, leave_after)
             else:
                 reply = await self.client.post(url, json=body, headers=headers)
-                answer.status = reply.status_code
+                _take_head(answer, reply)
                 _take_whole(answer, reply.json())
         except httpx2.HTTPError as error:
             answer.error = f"connection: {type(error).__name__}"
@@ -110,7 +111,7 @@ class ChaosCluster:
         self, url: str, body: dict[str, Any], headers: dict[str, str], answer: Answer, leave_after: int | None
     ) -> None:
         async with self.client.stream("POST", url, json=body, headers=headers) as reply:
-            answer.status = reply.status_code
+            _take_head(answer, reply)
             if reply.status_code != 200:
                 await reply.aread()
                 _take_whole(answer, reply.json())
@@ -215,6 +216,12 @@ _next_key = itertools.count()
 def new_key() -> str:
     """Return an API key that was not used yet, in turn."""
     return key_of(next(_next_key) % NUM_KEYS)
+
+
+def _take_head(answer: Answer, reply: httpx2.Response) -> None:
+    answer.status = reply.status_code
+    if "retry-after" in reply.headers:
+        answer.retry_after_s = int(reply.headers["retry-after"])
 
 
 def _take_whole(answer: Answer, said: dict[str, Any]) -> None:

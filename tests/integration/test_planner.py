@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 from common.messages import BlockCounts, PlannerStep, Role, WorkerLoad, WorkerRecord
 from common.redis_client import connect
 from common.registry import publish
-from gateway.cluster import Cluster
 from gateway.config import GatewayConfig
 from gateway.planner.board import STATE_KEY
 from gateway.planner.changer import RatioChanger
@@ -19,6 +18,7 @@ from gateway.planner.metrics import PlannerMetrics
 from gateway.planner.right import RoleRight
 from gateway.planner.runner import PlannerRunner
 from gateway.router import RouterLimits
+from gateway.workers.cluster import Cluster
 from tests.support.stub_decode import MODEL, TOKEN, StubDecode, record
 
 pytestmark = pytest.mark.anyio

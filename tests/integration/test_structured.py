@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from common.constraint import Constraint
+from common.constraint import Constraint, Preamble
 from common.messages import PlanKind
 from common.sampling import FinishReason
 from tests.support.split import Split, split
@@ -102,6 +103,27 @@ async def test_every_kind_of_structure_ends_when_it_is_complete(
             {"repetition_penalty": 1.5, "presence_penalty": 2.0, "bad_words": tuple((n,) for n in range(3, 400))},
         ):
             assert await text(word, **changes) == "Paris"
+
+
+async def test_thinking_comes_first_and_goes_on_anywhere_with_the_same_tokens(
+    model: Path, tokenizer: Tokenizer, redis_url: str
+):
+    end = 77
+    constraint = msgspec.structs.replace(SCHEMA, preamble=Preamble(end))
+    seeds = range(4)
+    changes: dict[str, Any] = {"constraint": constraint, "logit_bias": ((end, 4.0),), "temperature": 1.0}
+    async with split(str(model), redis_url) as cluster:
+        for seed in seeds:
+            answers = [await cluster.generate(prompt(seed), kind, **asked(seed, **changes)) for kind in PlanKind]
+            token_ids = answers[0].token_ids
+            assert [answer.token_ids for answer in answers] == [token_ids] * len(answers)
+            at = token_ids.index(end)
+            check(json.loads(tokenizer.decode(token_ids[at + 1 :])))
+            for cut in (1, at, at + 1, at + 2, len(token_ids) - 1):
+                moved = await cluster.generate(
+                    prompt(seed) + token_ids[:cut], num_prompt_tokens=40, **asked(seed, **changes)
+                )
+                assert moved.token_ids == token_ids[cut:]
 
 
 async def test_a_first_token_that_completes_the_answer_moves_no_blocks(

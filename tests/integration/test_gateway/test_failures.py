@@ -11,7 +11,7 @@ from common.errors import InternalError, Overloaded, Unavailable
 from common.messages import PlanKind, Role, WorkerLoad, WorkerState
 from common.redis_client import connect
 from common.registry import publish
-from gateway import prefilling
+from gateway.request import prefilling
 from tests.support.gateway_bench import ANSWER, Bench, events_of, open_bench
 from tests.support.stub_decode import record
 

@@ -1,12 +1,14 @@
 """Tools and reasoning over HTTP: prompts, calls streamed and whole, finish reasons, openai-python's strict types."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 from tokenizers import AddedToken
 
+from common.constraint import Preamble
 from tests.support import tiny_tokenizers
 from tests.support.gateway_bench import Bench
 from tests.support.tiny_tokenizers import write_model
@@ -42,9 +44,14 @@ ANSWERS = {
 }
 
 
-async def start(bench: Bench, form: str = "hermes", answer: str | None = None, **options: Any) -> None:
-    """Start a gateway whose model writes calls in ``form``, its markers being special tokens of the tokenizer."""
-    special = [AddedToken(token, special=True) for token in ("[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")]
+MARKS = ("[TOOL_CALLS]", "<|python_tag|>", "<think>", "</think>")
+
+
+async def start(
+    bench: Bench, form: str = "hermes", answer: str | None = None, marks: Sequence[str] = MARKS, **options: Any
+) -> None:
+    """Start a gateway whose model writes calls in ``form``, ``marks`` being special tokens of the tokenizer."""
+    special = [AddedToken(token, special=True) for token in marks]
     bench.tokenizer = tiny_tokenizers.byte_level()
     bench.tokenizer.add_special_tokens(special)
     decode = await bench.decode(ANSWERS[form] if answer is None else answer)
@@ -178,10 +185,11 @@ async def test_a_demanded_call_is_a_schema_for_the_worker_and_its_answer_is_read
 
 
 async def test_a_named_call_is_its_arguments_and_no_reason_to_finish(bench: Bench) -> None:
-    await start(bench, template=MESSAGES + "<think>\n", answer='{"city": "Bern"}')
+    await start(bench, template=MESSAGES + "<think>\n", answer='Bern?</think>{"city": "Bern"}')
     named = {"type": "function", "function": {"name": "weather"}}
     choice = (await bench.chat(tools=TOOLS, tool_choice=named)).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", None)
+    assert choice["message"]["reasoning_content"] == "Bern?"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
     constraint = bench.decodes[0].submits[-1].sampling.constraint
     assert constraint is not None
@@ -197,10 +205,34 @@ async def test_a_demanded_call_and_another_structure_exclude_each_other(bench: B
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
-async def test_a_structured_answer_of_a_thinking_model_is_content(bench: Bench) -> None:
-    await start(bench, template=MESSAGES + "<think>\n", answer='{"a": 1}')
+@pytest.mark.parametrize(("opening", "opened"), [("", False), ("<think>\n", True)])
+async def test_a_thinking_model_thinks_before_its_structure(bench: Bench, opening: str, opened: bool) -> None:
+    thought = ("" if opened else "<think>") + "Is it {1}?\n</think>\n\n"
+    await start(bench, template=MESSAGES + (opening or "{# <think> #}"), answer=thought + '{"a": 1}')
+    message = (await bench.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Is it {1}?", '{"a": 1}')
+    constraint = bench.decodes[0].submits[-1].sampling.constraint
+    begin, end = (bench.tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+    assert constraint is not None
+    assert constraint.preamble == Preamble(end, None if opened else begin)
+
+
+async def test_a_structure_rules_from_the_beginning_when_the_prompt_has_closed_the_reasoning(bench: Bench) -> None:
+    await start(bench, template=MESSAGES + "<think>\n\n</think>\n\n", answer='{"a": 1}')
     message = (await bench.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+    constraint = bench.decodes[0].submits[-1].sampling.constraint
+    assert constraint is not None
+    assert constraint.preamble is None
+
+
+async def test_a_mark_of_several_tokens_cannot_be_waited_for(bench: Bench) -> None:
+    await start(bench, template=MESSAGES + "{# <think> #}", answer='{"a": 1}', marks=())
+    message = (await bench.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+    constraint = bench.decodes[0].submits[-1].sampling.constraint
+    assert constraint is not None
+    assert constraint.preamble is None
 
 
 @pytest.mark.parametrize("opened_by_template", [False, True])

@@ -144,10 +144,10 @@ async def test_each_answer_is_one_line_in_the_log(bench: Bench, caplog: pytest.L
     decode = await bench.decode()
     await bench.gateway()
     lines = _FlowLines()
-    logger = logging.getLogger("gateway.flow")
+    logger = logging.getLogger("gateway.request.flow")
     logger.addHandler(lines)
     try:
-        with caplog.at_level(logging.INFO, "gateway.flow"):
+        with caplog.at_level(logging.INFO, "gateway.request.flow"):
             await bench.client.post("/v1/completions", json={"prompt": [6] * 10}, headers={"X-Request-Id": "mine-1"})
     finally:
         logger.removeHandler(lines)

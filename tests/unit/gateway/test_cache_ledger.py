@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from common.ids import BlockHash, Epoch
 from common.messages import Role
-from gateway.cache_ledger import MAX_LIVES, CacheCounts, CacheLedger, total
-from gateway.prefix_ledger import PrefixLedger
+from gateway.telemetry.cache_ledger import MAX_LIVES, CacheCounts, CacheLedger, total
+from gateway.telemetry.prefix_ledger import PrefixLedger
 from tests.support.stub_decode import record
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.chat_template import MAX_STEPS, ChatMessage, ChatPrompt, ChatTemplate
+from gateway.text.chat_template import MAX_STEPS, ChatMessage, ChatPrompt, ChatTemplate
 
 USER = ChatMessage("user", "Hello")
 QWEN = (

@@ -1,7 +1,6 @@
 """What one second of the dashboard says, from two looks at a gateway."""
 
 from common.messages import Role, WorkerLoad, WorkerRecord
-from gateway.cache_ledger import CacheCounts
 from gateway.dashboard.buckets import Buckets
 from gateway.dashboard.reading import Reading, RouteKey
 from gateway.dashboard.snapshot import (
@@ -13,6 +12,7 @@ from gateway.dashboard.snapshot import (
     route_counts,
     stages,
 )
+from gateway.telemetry.cache_ledger import CacheCounts
 from tests.support.stub_decode import record
 
 BOUNDS = (0.1, 0.2, float("inf"))

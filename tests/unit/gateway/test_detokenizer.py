@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from gateway.detokenizer import (
+from gateway.text.detokenizer import (
     MAX_BYTE_RUN,
     REPLACEMENT,
     ByteLevelDetokenizer,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tally import Tally
+from gateway.workers.tally import Tally
 
 
 def test_what_was_given_counts_at_once() -> None:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import FinishReason, SamplingParams
-from gateway.detokenizer import detokenizer_factory
-from gateway.text_stream import Piece, TextStream
+from gateway.text.detokenizer import detokenizer_factory
+from gateway.text.text_stream import Piece, TextStream
 from tests.support import tiny_tokenizers
 
 TOKENIZER = tiny_tokenizers.byte_level()

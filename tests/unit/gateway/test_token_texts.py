@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.token_texts import TokenTexts
+from gateway.text.token_texts import TokenTexts
 from tests.support import tiny_tokenizers
 
 TOKENIZERS = {"byte-level": tiny_tokenizers.byte_level(), "sentencepiece": tiny_tokenizers.sentencepiece()}

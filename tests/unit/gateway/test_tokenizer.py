@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.chat_template import ChatMessage
 from gateway.errors import ContextLengthExceeded
-from gateway.model_files import read_model_files
-from gateway.tokenizer import INLINE_CHARACTERS, Tokenizer
+from gateway.text.chat_template import ChatMessage
+from gateway.text.model_files import read_model_files
+from gateway.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.support import tiny_tokenizers
 from tests.support.tiny_tokenizers import write_model
 

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.message_stream import ContentText, MessageStream, ReasoningText, ToolCallArguments, ToolCallStart
-from gateway.thinking import ThinkReader
+from gateway.text.message_stream import ContentText, MessageStream, ReasoningText, ToolCallArguments, ToolCallStart
+from gateway.text.thinking import ThinkReader
 from gateway.tools.forced import NamedForm, RequiredForm
 from gateway.tools.forms import KINDS, FormName, form_of_template
 from gateway.tools.parts import ToolForm
+from gateway.tools.tool import Tool
 
-NAMES = frozenset({"weather", "add"})
+TOOLS = (
+    Tool("weather", None, {"properties": {"city": {"type": "string"}, "days": {"type": "array"}, "note": {}}}),
+    Tool(
+        "add", None, {"properties": {"a": {"type": "integer"}, "b": {"anyOf": [{"type": "number"}, {"type": "null"}]}}}
+    ),
+)
 WEATHER = {"city": 'São Paulo "centro" \\ {[', "days": [1, 2, {"x": None}], "note": "</tool_call>;[TOOL_CALLS]"}
 ADD = {"a": 1, "b": -2.5e3}
 
@@ -70,10 +76,17 @@ def call(name: str, arguments: object, key: str = "arguments") -> str:
     return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
 
 
+def xml(name: str, arguments: dict[str, object]) -> str:
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<function={name}>\n{parameters}</function>"
+
+
 FORMS: dict[str, Callable[[], ToolForm]] = {
-    "hermes": lambda: KINDS[FormName.HERMES].make(NAMES),
-    "llama3": lambda: KINDS[FormName.LLAMA3].make(NAMES),
-    "mistral": lambda: KINDS[FormName.MISTRAL].make(NAMES),
+    "hermes": lambda: KINDS[FormName.HERMES].make(TOOLS),
+    "llama3": lambda: KINDS[FormName.LLAMA3].make(TOOLS),
+    "mistral": lambda: KINDS[FormName.MISTRAL].make(TOOLS),
+    "xml": lambda: KINDS[FormName.XML].make(TOOLS),
     "required": RequiredForm,
 }
 TWO_CALLS = {
@@ -93,6 +106,11 @@ TWO_CALLS = {
         f"[TOOL_CALLS]weather[ARGS]{json.dumps(WEATHER)}[TOOL_CALLS]add[CALL_ID]123456789[ARGS]{json.dumps(ADD)}",
         f"[TOOL_CALLS]weather{json.dumps(WEATHER)}\n[TOOL_CALLS]add {json.dumps(ADD)}",
     ),
+    "xml": (
+        f"<tool_call>\n{xml('weather', WEATHER)}\n</tool_call>\n<tool_call>\n{xml('add', ADD)}\n</tool_call>",
+        f"{xml('weather', WEATHER)}\n{xml('add', ADD)}</tool_call>",
+        f"<tool_call>{xml('weather', WEATHER)}<tool_call>{xml('add', ADD)}".replace("\n", "").replace(">", ">\n", 1),
+    ),
     "required": (
         f"[{call('weather', WEATHER, 'parameters')}, {call('add', ADD, 'parameters')}]",
         f" [\n{call('weather', WEATHER)}\n,{call('add', ADD)}]\n",
@@ -111,10 +129,16 @@ def test_two_calls_cut_at_every_character_are_the_calls_of_the_whole(name: str, 
         assert read(stream(FORMS[name]()), pieces) == whole
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral"])
+ONE_CALL = {
+    "hermes": f"<tool_call>{call('weather', WEATHER)}</tool_call>",
+    "mistral": TWO_CALLS["mistral"][0],
+    "xml": f"<tool_call>{xml('weather', WEATHER)}</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
 def test_text_before_and_between_calls_is_content_and_the_space_beside_them_is_not(name: str) -> None:
-    one = TWO_CALLS[name][0] if name == "mistral" else f"<tool_call>{call('weather', WEATHER)}</tool_call>"
-    text = f"Let me look. \n\n{one}\n and then\n{one}\n"
+    text = f"Let me look. \n\n{ONE_CALL[name]}\n and then\n{ONE_CALL[name]}\n"
     whole = read(stream(FORMS[name]()), [text])
     assert whole.content == "Let me look.and then"
     assert [found for found in whole.calls if found[0] == "weather"] == [("weather", WEATHER)] * 2
@@ -139,19 +163,23 @@ NO_CALLS = [
     "[TOOL_CALLS][1, 2]",
     "<|python_tag|>print(1)",
     "<|python_tag",
+    "a mark such as <function=nobody> or <tool_call> is [TOOL_CALLS] text",
+    "<tool_call>\n<function=",
+    "<tool_call> <function=we<ather>",
+    "<function=weather",
 ]
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "xml"])
 @pytest.mark.parametrize("text", NO_CALLS)
 def test_text_that_is_no_call_is_content_and_nothing_of_it_is_lost(name: str, text: str) -> None:
-    if name == "hermes" and text.endswith("</tool_call"):
+    if name in ("hermes", "xml") and text.endswith("</tool_call"):
         text += ">"
     if name == "hermes" and "nobody" in text:
         return
     whole = read(stream(FORMS[name]()), [text])
     assert whole.names == []
-    assert "".join(whole.content.split()) == "".join(text.replace("</tool_call>", "").split())
+    assert whole.content == text.replace("</tool_call>", "")
     for pieces in two_cuts(text):
         assert read(stream(FORMS[name]()), pieces) == whole
 
@@ -169,12 +197,46 @@ def test_an_answer_cut_by_its_length_keeps_what_it_had(name: str, text: str) -> 
 @given(data=st.data())
 def test_any_text_in_any_cut_gives_the_same_message(name: str, data: st.DataObject) -> None:
     words = [*'{}[]",:;\\ \n', "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '"name"']
+    words += ["<function=", "weather>", "<parameter=", "city>", "</parameter>", "</function>", "days>"]
     words += ['"arguments"', '"weather"', '{"name": "weather", "arguments": {', "x", "1", "null", call("add", ADD)]
     pieces = data.draw(st.lists(st.sampled_from(words), max_size=25))
     text = "".join(pieces)
     whole = read(stream(FORMS[name]()), [text])
     assert read(stream(FORMS[name]()), pieces) == whole
     assert read(stream(FORMS[name]()), list(text)) == whole
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, "\n  two\nlines \n", "\n  two\nlines \n"),
+        (None, "5", "5"),
+        ({"type": ["null", "string"]}, "null", "null"),
+        ({"enum": ["a", 1]}, "1", "1"),
+        ({"type": "integer"}, " 5 ", 5),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": "object"}, "{'a': (1, 2)}", {"a": [1, 2]}),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "", ""),
+        ({"type": "array"}, "[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_a_value_in_xml_is_what_the_schema_says(schema: object, text: str, value: object) -> None:
+    tool = Tool("f", None, {"properties": {} if schema is None else {"x": schema}})
+    found = read(stream(KINDS[FormName.XML].make([tool])), [xml("f", {"x": text})])
+    assert found.calls == [("f", {"x": value})]
+
+
+def test_a_string_in_xml_is_passed_on_as_it_is_written_and_left_open_when_it_is_cut() -> None:
+    form = stream(FORMS["xml"]())
+    form.feed("<tool_call><function=weather><parameter=city>\nrm -r ")
+    assert form.feed("./build") == [ToolCallArguments(0, "./build")]
+    assert form.flush() == []
 
 
 def test_without_parallel_calls_only_the_first_is_kept() -> None:
@@ -226,7 +288,7 @@ def test_calls_are_looked_for_after_the_reasoning_only() -> None:
         ("{% if tools %}return <tool_call>{json}</tool_call>{% endif %}", FormName.HERMES),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", FormName.MISTRAL),
         ('{% if tools %}respond with {"name": name, "parameters": {}}{% endif %}', FormName.LLAMA3),
-        ("{% if tools %}<tool_call><function=x>{% endif %}", None),
+        ("{% if tools %}<tool_call><function=x>{% endif %}", FormName.XML),
         ("{% for m in messages %}<tool_call>{% endfor %}", None),
         ("{{ messages }}", None),
     ],

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from common.constraint import Constraint, json_rule
+from common.constraint import Constraint, Preamble, json_rule
 from common.errors import InternalError, InvalidRequest
 from common.grammar import Grammar, byte_tokenizer, compile_grammar, model_tokenizer
 from common.model.grammar_state import GrammarState
@@ -184,6 +185,48 @@ def test_an_end_is_allowed_only_where_the_answer_may_end_and_withheld_unless_it_
     assert free.is_complete_with(writer.eos)
     assert free.is_complete_with(b)
     assert not free.is_complete_with(b) or free.error is None
+
+
+def with_preamble(writer: Writer, preamble: Preamble) -> GrammarState:
+    constraint = msgspec.structs.replace(Constraint.choice(["Paris"]), preamble=preamble)
+    return GrammarState(writer.grammar(constraint), (writer.eos,))
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_preamble_is_free_but_may_not_end_the_answer(cut: int):
+    writer = WRITERS["byte_level"]
+    start, end, other = 300, 301, 302
+    word = writer.text.encode("Paris").ids
+    state, size = with_preamble(writer, Preamble(end, start)), writer.vocab_size
+    ruled = GrammarState(writer.grammar(Constraint.choice(["Paris"])), (writer.eos,)).allowed(size)
+    first = state.allowed(size)
+    assert [*np.flatnonzero(first)] == sorted({*np.flatnonzero(ruled), start})
+    assert not state.is_complete_with(start)
+    thought = [start, other, *word, start, other]
+    state.extend(thought[:cut])
+    state.extend(thought[cut:])
+    assert [*np.flatnonzero(~state.allowed(size))] == [writer.eos]
+    assert not state.is_complete_with(end)
+    state.extend([end])
+    assert [*state.allowed(size)] == [*ruled]
+    state.extend(word[:-1])
+    assert state.is_complete_with(word[-1])
+    assert state.error is None
+
+
+def test_a_preamble_may_be_begun_by_the_prompt_or_left_out():
+    writer = WRITERS["byte_level"]
+    word, size = writer.text.encode("Paris").ids, writer.vocab_size
+    inside = with_preamble(writer, Preamble(301))
+    assert [*np.flatnonzero(~inside.allowed(size))] == [writer.eos]
+    inside.extend([302, 301, *word[:-1]])
+    without = with_preamble(writer, Preamble(301, 300))
+    without.extend(word[:-1])
+    for state in (inside, without):
+        assert state.allowed(size)[word[-1]]
+        assert state.is_complete_with(word[-1])
+    without.extend([301])
+    assert without.error is not None
 
 
 def test_tokens_that_leave_the_language_are_an_error_not_a_crash():

@@ -17,10 +17,10 @@ from common import queue
 from common.ids import WorkerId, new_transfer_id
 from common.messages import Plan, PlanKind, Prefill
 from common.redis_client import CALL_TIMEOUT_S, RedisUnavailable
-from gateway.attempt import Attempt, Stage
-from gateway.cluster import Cluster
-from gateway.metrics import Metrics
+from gateway.request.attempt import Attempt, Stage
 from gateway.router import PlanChoice, Reason, WorkerView, choose_plan
+from gateway.telemetry.metrics import Metrics
+from gateway.workers.cluster import Cluster
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from common.registry import members
 from common.rpc import RpcClient
 from common.tls import Tls
 from gateway.router import ClusterView, RouterLimits, WorkerView, is_stale, is_stuck, usable
-from gateway.session import DecodeSession
-from gateway.tally import Tally
+from gateway.workers.session import DecodeSession
+from gateway.workers.tally import Tally
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from common.logprobs import TokenLogprobs
 from common.sampling import FinishReason, SamplingParams
-from gateway.detokenizer import Detokenizer
-from gateway.stop import StopMatcher
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.stop import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The parts joined are the same however the text is cut, so a streamed answer and 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.thinking import ThinkReader, Thought
+from gateway.text.thinking import ThinkReader, Thought
 from gateway.tools.parts import CallArguments, CallStart, Content, Part, ToolForm
 
 

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.messages import Role
-from gateway.cache_ledger import CacheLedger, total
+from gateway.telemetry.cache_ledger import CacheLedger, total
 
 
 class CacheMetrics(Collector):

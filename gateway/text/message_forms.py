@@ -6,11 +6,12 @@ Made once for the model's own template, and anew for a template that a request b
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.constraint import Constraint
 from common.errors import InvalidRequest
-from gateway import thinking
 from gateway.config import GatewayConfig
-from gateway.message_stream import MessageStream
-from gateway.thinking import ThinkReader
+from gateway.text import thinking
+from gateway.text.message_stream import MessageStream
+from gateway.text.reasoning import Reasoning
 from gateway.tools.call_ids import new_call_id, new_short_call_id
 from gateway.tools.forced import NamedForm, RequiredForm
 from gateway.tools.forms import KINDS, FormName, form_of_template
@@ -50,19 +51,17 @@ class MessageForms:
             marks.update(KINDS[self.tool_form].marks)
         return frozenset(marks)
 
-    def streams(self, use: ToolUse, *, begins_inside: bool, constrained: bool) -> Callable[[], MessageStream] | None:
-        """Return what makes the reader of each answer, or None when its text is all there is to it.
-
-        ``begins_inside`` says that the prompt ends with the mark that opens the reasoning. An answer that is
-        ``constrained`` has none: a grammar rules from its first token on.
-        """
-        thinks = self.thinks and not constrained
+    def streams(
+        self, use: ToolUse, reasoning: Reasoning | None, constraint: Constraint | None
+    ) -> Callable[[], MessageStream] | None:
+        """Return what makes the reader of each answer, or None when its text is all there is to it."""
+        thinks = reasoning is not None and reasoning.reader(constraint) is not None
         if not thinks and use.kind is ChoiceKind.NONE:
             return None
         new_id = new_short_call_id if self.tool_form is FormName.MISTRAL else new_call_id
 
         def make() -> MessageStream:
-            think = ThinkReader(begins_inside=begins_inside) if thinks else None
+            think = None if reasoning is None else reasoning.reader(constraint)
             return MessageStream(think, self._reader(use), new_id, parallel=use.parallel)
 
         return make
@@ -76,7 +75,7 @@ class MessageForms:
                 return NamedForm(use.named.name)
             case ChoiceKind.AUTO:
                 assert self.tool_form is not None
-                return KINDS[self.tool_form].make(frozenset(tool.name for tool in use.tools))
+                return KINDS[self.tool_form].make(use.tools)
         return None
 
 

@@ -5,7 +5,7 @@ import secrets
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from common.errors import InvalidRequest
-from gateway.api.errors import error_reply
+from gateway.http.errors import error_reply
 
 
 class HttpProtocol(HttpToolsProtocol):

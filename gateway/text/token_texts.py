@@ -6,7 +6,7 @@ two of them are never taken for the same. Special tokens have the text that they
 
 from tokenizers import Tokenizer
 
-from gateway.detokenizer import token_bytes
+from gateway.text.detokenizer import token_bytes
 
 
 class TokenTexts:

@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.errors import BatonError, InternalError, NotFound
 from common.logs import client_request
-from gateway.api.errors import error_headers, error_reply
-from gateway.api.salt import CACHE_SALT
-from gateway.client_gone import ClientGone
 from gateway.errors import MethodNotAllowed
-from gateway.keys import Keys, bearer
-from gateway.metrics import Metrics
+from gateway.http.client_gone import ClientGone
+from gateway.http.errors import error_headers, error_reply
+from gateway.http.keys import Keys, bearer
+from gateway.http.salt import CACHE_SALT
+from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.json_values import map_strings
+from gateway.text.json_values import map_strings
 
 MAX_ECHO = 200
 """Characters of a template's own message that are told to a client."""

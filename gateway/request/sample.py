@@ -6,7 +6,7 @@ from common.errors import InternalError, Unavailable
 from common.messages import Sample as SampleState
 from common.messages import SequenceOutput
 from common.sampling import FinishReason
-from gateway.text_stream import NoText, Piece, TextStream
+from gateway.text.text_stream import NoText, Piece, TextStream
 
 
 class Sample:

@@ -1,4 +1,4 @@
-"""What a gateway measures about requests, under its own names; see :mod:`gateway.metric_aliases` for vLLM's.
+"""What a gateway measures about requests, under its own names; see :mod:`gateway.telemetry.metric_aliases` for vLLM's.
 
 Times are as a client sees them, up to the network. Time per output token excludes the first token. Prefix-cache counts
 are in tokens, once a prompt, by the role of the worker that computed it; what is computed again after a move or a

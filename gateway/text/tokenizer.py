@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import tokenizers
 
 from common.errors import ConfigError, InvalidRequest
-from gateway.chat_template import ChatMessage, ChatPrompt, ChatTemplate
-from gateway.detokenizer import MAX_TAIL_TOKENS, Detokenizer, detokenizer_factory
 from gateway.errors import ContextLengthExceeded
-from gateway.model_files import ModelFiles
-from gateway.token_texts import TokenTexts
+from gateway.text.chat_template import ChatMessage, ChatPrompt, ChatTemplate
+from gateway.text.detokenizer import MAX_TAIL_TOKENS, Detokenizer, detokenizer_factory
+from gateway.text.model_files import ModelFiles
+from gateway.text.token_texts import TokenTexts
 
 INLINE_CHARACTERS = 1024
 """Texts up to this length are encoded where they are, in well under a millisecond."""
@@ -48,6 +48,7 @@ class Tokenizer:
         self._plain = _load(files.tokenizer_json)
         self._plain.encode_special_tokens = True
         self._specials = _SpecialTokens(self._tokenizer)
+        self._added = {token.content: n for n, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._template = None
         if files.chat_template is not None:
             self._template = ChatTemplate(files.chat_template, files.special_tokens)
@@ -112,6 +113,10 @@ class Tokenizer:
         """Whether a prompt's last characters, but for white space, are ``text``."""
         tail = list(token_ids[-len(text) - MAX_TAIL_SPACE :])
         return bool(self._tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(text))
+
+    def added_token_id(self, text: str) -> int | None:
+        """Return the token that is always written for ``text``; None when there is none."""
+        return self._added.get(text)
 
     async def decode(self, token_ids: list[int]) -> str:
         """Return the text of ``token_ids``, special tokens included."""

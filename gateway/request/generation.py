@@ -15,9 +15,10 @@ from common.logprobs import TokenLogprobs
 from common.sampling import SamplingParams
 from gateway.admission import Ticket
 from gateway.capacity import Backlog
-from gateway.flow import Flow, FlowServices, Route
-from gateway.sample import Sample
-from gateway.text_stream import NoText, Piece, TextStream
+from gateway.request.flow import Flow, FlowServices
+from gateway.request.route import Route
+from gateway.request.sample import Sample
+from gateway.text.text_stream import NoText, Piece, TextStream
 
 log = logging.getLogger(__name__)
 

@@ -3,36 +3,37 @@
     choose a decode worker -> Submit -> Accepted -> choose who computes the prompt -> Plan (remote: and push to a queue)
     -> Started -> tokens ... -> finished
 
-A refusal asks the next decode worker. Who computes the prompt, and who does when that fails, is the concern of
-:mod:`gateway.prefilling`. A decode worker that is lost moves the prompt and the output so far of the samples that are
-not complete to another one; tokens that came already are dropped by their index. The flow owns its samples; whatever
-ends it, the decode worker is told (:class:`gateway.attempt.Attempt`).
+A refusal asks the next decode worker (:mod:`~gateway.request.candidates`). Who computes the prompt, and who does when
+that fails, is the concern of :mod:`~gateway.request.prefilling`. A decode worker that is lost moves the prompt and the
+output so far of the samples that are not complete to another one; tokens that came already are dropped by their index.
+The flow owns its samples; whatever ends it, the decode worker is told (:class:`~gateway.request.attempt.Attempt`).
 """
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from redis.asyncio import Redis
 
-from common.errors import BatonError, InternalError, Overloaded, TransferError, Unavailable
+from common.errors import InternalError, Overloaded, TransferError, Unavailable
 from common.ids import RequestId, WorkerId, new_request_id
 from common.logprobs import TokenLogprobs
-from common.messages import PlanKind, SequenceOutput, Submit
+from common.messages import SequenceOutput, Submit
 from common.sampling import SamplingParams
-from gateway.attempt import Attempt, Stage
-from gateway.cache_ledger import CacheLedger
-from gateway.cluster import LOOK_AGAIN_S, Cluster
-from gateway.locator import Located, Locator
-from gateway.metrics import Metrics
-from gateway.prefilling import Prefilling
-from gateway.prefix_ledger import PrefixLedger
-from gateway.router import Reason, WorkerView, choose_decode
-from gateway.sample import Sample
-from gateway.text_stream import Piece
+from gateway.request.attempt import Attempt, Stage
+from gateway.request.candidates import Candidates
+from gateway.request.prefilling import Prefilling
+from gateway.request.route import Route
+from gateway.request.sample import Sample
+from gateway.router import WorkerView
+from gateway.telemetry.cache_ledger import CacheLedger
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.prefix_ledger import PrefixLedger
+from gateway.text.text_stream import Piece
+from gateway.workers.cluster import Cluster
+from gateway.workers.locator import Located, Locator
 
 log = logging.getLogger(__name__)
 
@@ -54,24 +55,6 @@ class FlowServices:
     max_migrations: int
     worker_wait_s: float
     reroute_wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How a prompt was routed, for people."""
-
-    kind: PlanKind
-    decode: WorkerId
-    prefill: WorkerId | None
-    cached_tokens: int
-    reason: Reason
-
-    def header(self) -> str:
-        """Return the value of ``X-Baton-Route``."""
-        return (
-            f"{self.kind}; prefill={self.prefill or 'none'}; decode={self.decode}; cached={self.cached_tokens}; "
-            f"reason={self.reason}"
-        )
 
 
 class Flow:
@@ -107,9 +90,7 @@ class Flow:
         self._attempt: Attempt | None = None
         self._num_attempts = 0
         self._num_migrations = 0
-        self._refusals: list[BatonError] = []
-        self._tried: set[WorkerId] = set()
-        self._wait_until = arrived_at + services.worker_wait_s
+        self._candidates = Candidates(services.cluster, wait_until=arrived_at + services.worker_wait_s)
         self._begun_at: float | None = None
         self._has_token = False
         self._prefilling = Prefilling(
@@ -148,7 +129,7 @@ class Flow:
         while open_samples := [sample for sample in self.samples if sample.finish is None]:
             submit = self._new_submit(open_samples)
             self._located = await self._services.locator.locate(submit.shared_ids, self._cache_salt)
-            worker = await self._next_worker(submit)
+            worker = await self._candidates.next(len(submit.shared_ids), self._resident)
             with self._cluster.counted(worker, sequences=len(open_samples)):
                 attempt = self._new_attempt(worker, submit)
                 try:
@@ -174,39 +155,7 @@ class Flow:
         if self._attempt is not None:
             self._attempt.leave(reason)
 
-    # ---- which decode worker ----
-
-    async def _next_worker(self, submit: Submit) -> WorkerView:
-        while True:
-            worker = choose_decode(
-                self._cluster.view(),
-                len(submit.shared_ids),
-                limits=self._cluster.limits,
-                resident=self._resident,
-                exclude=self._tried,
-                draw=random.random(),
-            )
-            if worker is not None:
-                return worker
-            if asyncio.get_running_loop().time() >= self._wait_until or self._is_turned_away:
-                raise self._nobody()
-            await self._cluster.wait_changed(LOOK_AGAIN_S)
-            self._tried.clear()
-
-    @property
-    def _is_turned_away(self) -> bool:
-        """Whether workers are there, and one said no for another reason than its state: waiting would not change it."""
-        return self._num_migrations == 0 and any(not isinstance(error, Unavailable) for error in self._refusals)
-
-    def _nobody(self) -> BatonError:
-        """Return the error when no decode worker took the sequence: what most of them said, load first."""
-        for kind in (Overloaded, Unavailable):
-            for error in self._refusals:
-                if isinstance(error, kind):
-                    return kind(error.message, retry_after_s=error.retry_after_s or 1.0)
-        if self._refusals:
-            return self._refusals[0]
-        return Unavailable("no decode worker is ready", retry_after_s=1.0)
+    # ---- from one decode worker to the next ----
 
     @property
     def _resident(self) -> Mapping[WorkerId, int]:
@@ -245,8 +194,7 @@ class Flow:
         """Draw the conclusions from an attempt that did not finish; raises when nobody else should try."""
         error = attempt.error or InternalError("the decode worker ended the answer without a reason")
         if not attempt.was_accepted:
-            self._refusals.append(error)
-            self._tried.add(attempt.worker.worker_id)
+            self._candidates.refused(attempt.worker, error)
             return
         if not isinstance(error, MOVABLE):
             raise error
@@ -255,9 +203,8 @@ class Flow:
             raise Unavailable("the answer lost its decode worker too often", retry_after_s=1.0)
         log.warning("%s: leaves %s: %s", attempt.request_id, attempt.worker.worker_id, error.message)
         self._services.metrics.migrations.inc()
-        self._refusals = [Unavailable(error.message)]
-        self._tried = {attempt.worker.worker_id}
-        self._wait_until = asyncio.get_running_loop().time() + self._services.reroute_wait_s
+        wait_until = asyncio.get_running_loop().time() + self._services.reroute_wait_s
+        self._candidates.lost(attempt.worker, error, wait_until=wait_until)
 
     # ---- one attempt ----
 

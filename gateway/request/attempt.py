@@ -13,7 +13,7 @@ from common.ids import RequestId
 from common.logprobs import TokenLogprobs
 from common.messages import Plan, SequenceOutput, Submit
 from gateway.router import PlanChoice, WorkerView
-from gateway.session import DecodeSession
+from gateway.workers.session import DecodeSession
 
 
 class Stage(enum.IntEnum):
@@ -129,28 +129,28 @@ class Attempt:
     # ---- what the session tells ----
 
     def accepted(self, cached_tokens: int) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         self.was_accepted = True
         self.held_tokens = cached_tokens
         self._reach(Stage.ACCEPTED)
 
     def refused(self, error: BatonError) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         self.error = error
         self._reach(Stage.ENDED)
 
     def started(self, cached_tokens: int) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         if self.stage is Stage.ACCEPTED:
             self._on_started(cached_tokens)
             self._reach(Stage.STARTED)
 
     def prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         self._on_prompt_logprobs(logprobs)
 
     def output(self, output: SequenceOutput) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         index = output.sample_index
         if self.has_ended:
             return
@@ -171,14 +171,14 @@ class Attempt:
         self._reach(max(self.stage, reached) if self._written else Stage.ENDED)
 
     def preempted(self, cached_tokens: int) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         if Stage.WRITING <= self.stage < Stage.ENDED:
             self.held_tokens = cached_tokens
             self._is_preempted = True
             self._news.set()
 
     def lost(self, error: BatonError) -> None:
-        """See :class:`gateway.session.Sink`."""
+        """See :class:`gateway.workers.session.Sink`."""
         if not self.has_ended:
             self.error = error
             self._reach(Stage.ENDED)
