@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import httpx2
 import msgspec
 
 from benchmarks.peers import bf16_gguf, engines_served, names
@@ -57,6 +58,8 @@ def measure_engine(engine: str, this: Round) -> Iterator[Part]:
         yield Part(names.START, error=str(error))
     except BatonError as error:
         yield Part(names.START, error=error.message)
+    except (httpx2.HTTPError, OSError, msgspec.MsgspecError) as error:
+        yield Part(names.START, error=f"{type(error).__name__}: {error}")
 
 
 # ---- servers ----

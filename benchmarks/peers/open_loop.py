@@ -57,8 +57,8 @@ def _steady(server: Server, prompts: Prompts, budget: Budget, injected: bool) ->
     chats = [Request(prompts.tokens(budget.chat_prompt), ENDLESS) for _ in range(budget.steady_chats)]
     observed = _send(server, chats, prompts, budget, injected)
     answers = observed.streams[0]
-    if not all(answer.token_times_s for answer in answers):
-        return Part(steady_name(injected), error=next(answer.error for answer in answers if not answer.token_times_s))
+    if stuck := [answer for answer in answers if not answer.itls_s]:
+        return Part(steady_name(injected), error=f"{len(stuck)} of the chats had no two tokens: {stuck[0].error}")
     figures = latencies(answers) | {"longest_gap_ms": 1e3 * max(max(answer.itls_s) for answer in answers)}
     return Part(steady_name(injected), figures | _long_prompts(observed), observed.warnings)
 
