@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx2
 import msgspec
@@ -136,7 +137,8 @@ def _transformers(engine: str) -> Measure:
 def _baton_model(this: Round) -> Iterator[Part]:
     argv = (sys.executable, "-m", "benchmarks.peers.libraries.baton_model_run")
     budget = this.budget
-    yield from _library(names.BATON_MODEL, argv, str(this.model), budget.threads, budget.batches, 0, this)
+    waiting = {"OMP_WAIT_POLICY": "passive"}  # as `baton up` sets for its workers
+    yield from _library(names.BATON_MODEL, argv, str(this.model), budget.threads, budget.batches, 0, this, waiting)
 
 
 def _hand_over(this: Round) -> Iterator[Part]:
@@ -145,7 +147,14 @@ def _hand_over(this: Round) -> Iterator[Part]:
 
 
 def _library(
-    engine: str, argv: tuple[str, ...], model: str, threads: int, batches: tuple[int, ...], answer: int, this: Round
+    engine: str,
+    argv: tuple[str, ...],
+    model: str,
+    threads: int,
+    batches: tuple[int, ...],
+    answer: int,
+    this: Round,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Part]:
     prompts, budget = this.prompts(engine), this.budget
     job = LibraryJob(
@@ -156,7 +165,7 @@ def _library(
         batches=batches,
         answer=answer,
     )
-    yield from measure_library(argv, {"HF_HUB_OFFLINE": "1"}, job, this.log(engine))
+    yield from measure_library(argv, {"HF_HUB_OFFLINE": "1"} | dict(env), job, this.log(engine))
 
 
 ENGINES: Mapping[str, Measure] = {
