@@ -1,31 +1,37 @@
 """Everything on one GPU, built, checked and timed by one command, without a network.
 
-    python -m benchmarks.gpu [--only kernels models handover] [--models 1B Llama-3-8B Qwen3-8B] [--sweep] [--profile]
+    python -m benchmarks.gpu [--only kernels models handover serving] [--models 1B Llama-3-8B Qwen3-8B] [--sweep]
+                             [--profile] [--dry-run]
 
 Ceilings are measured first: a large copy and a large matrix product. Each kernel then stands beside its floor and
 torch's own attention, whole models with random weights beside the bytes and operations that a step cannot do without,
-and a hand-over between two processes is split into control and bytes. What cannot be measured says so; one failure
-does not stop the rest. ``--sweep`` tries other tiles, ``--profile`` shows where a step's time goes.
+and a hand-over between two processes is split into control and bytes. At last a prefill and a decode worker serve on
+the same GPU, with steps launched ahead and without. What cannot be measured says so; one failure does not stop the
+rest. ``--sweep`` tries other tiles, ``--profile`` shows where a step's time goes, ``--dry-run`` serves a tiny model on
+the CPU, to see that this runs.
 """
 
 import argparse
+import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import PretrainedConfig
 
-from benchmarks import gpu_kernels, gpu_models
+from benchmarks import gpu_kernels, gpu_models, gpu_serving
 from benchmarks.gpu_timing import Ceilings, measure_ceilings
 
 if TYPE_CHECKING:
     from benchmarks.gpu_handover import HandoverFigure
 
 NOT_MEASURED = "not measured"
-PARTS = ("kernels", "models", "handover")
+PARTS = ("kernels", "models", "handover", "serving")
 Result = TypeVar("Result")
 
 
@@ -41,6 +47,7 @@ GOALS = (
     Goal("paged_attention 64 x 2000", "decode attention at 85 % of copy bandwidth; 1.05 x contiguous SDPA"),
     Goal("decode 64 x 2000", "decode step at most 1.2 x its floor"),
     Goal("prefill 8000", "prefill at 60 % of the matrix rate"),
+    Goal("serving 1P+1D", "TTFT, ITL, tokens/s, and a hand-over split into control and bytes"),
 )
 
 
@@ -161,6 +168,30 @@ def _measure_handover() -> "list[HandoverFigure]":
     return gpu_handover.measure()
 
 
+def show_serving(report: Report, name: str, config: PretrainedConfig, load: gpu_serving.Load) -> None:
+    """Serve a model with random weights, and print what its clients saw."""
+    table = report.table(
+        f"{name} on one {load.device}, 1P+1D: prompts of {load.prompt_tokens} tokens, {load.num_streams} streams",
+        *("ahead", "TTFT ms", "ITL ms", f"ITL ms x {load.num_streams}", "tokens/s", "hand-over ms", "control", "bytes"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model = report.tried(lambda: gpu_serving.write_random(Path(folder), config, load.dtype, load.device))
+        for mode in ("off", "on") if model is not None else ():
+            served = report.tried(lambda mode=mode: gpu_serving.measure(model, replace(load, async_scheduling=mode)))
+            table.add_row(mode, *(("failed, see above",) if served is None else _serving_cells(served)))
+    report.show(table)
+
+
+def _serving_cells(served: gpu_serving.Served) -> list[str]:
+    times = [served.ttft_s, served.itl_s, served.batch_itl_s]
+    handover = [served.handover_s, served.control_s, served.handover_s - served.control_s]
+    return [*map(_ms, times), f"{served.tokens_per_s:.0f}", *map(_ms, handover)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
+
+
 def show_nothing(report: Report) -> None:
     """Print what would be measured where there is a GPU."""
     table = report.table("no CUDA device here", "goal", "figure")
@@ -180,8 +211,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=gpu_models.CONFIGS, default=list(gpu_models.CONFIGS))
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     report = Report()
+    if args.dry_run:
+        show_serving(report, "tiny", gpu_serving.TINY, gpu_serving.TINY_LOAD)
+        return
     if not torch.cuda.is_available():
         show_nothing(report)
         return
@@ -199,6 +234,8 @@ def main() -> None:
             show_model(report, ceilings, name, profile=args.profile)
     if "handover" in args.only:
         show_handover(report)
+    if "serving" in args.only:
+        show_serving(report, "Llama-3-8B", gpu_models.CONFIGS["Llama-3-8B"], gpu_serving.GPU_LOAD)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ class Admission:
             self._let_in(slot, admitted)
         return admitted
 
+    @property
+    def has_seats(self) -> bool:
+        """Whether one more sequence may run, if there are blocks for it."""
+        return self._num_seats_taken() < self._max_num_seqs
+
     def has_room(self, slot: Slot) -> bool:
         """Whether ``slot`` could run as things are, with what the cache holds of it."""
         num_running = self._num_seats_taken()

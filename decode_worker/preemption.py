@@ -61,6 +61,11 @@ class Preemption:
                 growth.copies += _own_blocks(slot.sequence)
         return growth
 
+    @property
+    def has_to_yield(self) -> bool:
+        """Whether a waiting sequence may displace one that runs."""
+        return bool(self._in_the_way())
+
     def yield_to_urgent(self) -> list[Slot]:
         """Preempt those whom the most urgent waiting sequence has to displace, if it may."""
         preempted: list[Slot] = []

@@ -18,8 +18,10 @@ write to them.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
 from decode_worker.admission import Admission
+from decode_worker.look_ahead import LookAhead
 from decode_worker.preemption import Preemption, saving
 from decode_worker.slots import Slot, Slots, Stage
 from decode_worker.step import DecodeStep
@@ -49,6 +51,7 @@ class DecodeScheduler:
         self._slots = Slots(ageing_s)
         self._admission = Admission(self._slots, pool, max_num_seqs)
         self._preemption = Preemption(self._slots, pool, self._admission, saves)
+        self._look_ahead = LookAhead(self._slots, pool, self._admission, self._preemption)
 
     # ---- what is here ----
 
@@ -163,6 +166,13 @@ class DecodeScheduler:
             self._preemption.preempt(parked[-1])
             step = self._decide()
         return step
+
+    def schedule_behind(self, chunks: Seq[Chunk], now: float) -> tuple[Chunk, ...]:
+        """Decide at ``now``, while ``chunks`` are being computed, the step behind them; nothing where it depends on
+        their results. See :mod:`decode_worker.look_ahead`.
+        """
+        self._slots.begin_decision(now)
+        return self._look_ahead.chunks_behind(chunks)
 
     def _decide(self) -> DecodeStep:
         growth = self._preemption.grow_running()

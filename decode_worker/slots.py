@@ -85,6 +85,11 @@ class Slots:
         """Return the slot of ``sequence``, if it is here."""
         return self._slots.get(sequence)
 
+    def is_running(self, sequence: Sequence) -> bool:
+        """Whether ``sequence`` is here and in every step."""
+        slot = self._slots.get(sequence)
+        return slot is not None and slot.stage is Stage.RUNNING
+
     def sequences(self) -> list[Sequence]:
         """Return every sequence, in order of arrival."""
         return list(self._slots)

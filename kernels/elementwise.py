@@ -14,6 +14,9 @@ class Elementwise(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
         """Normalise the last dimension of ``x [..., width]``; returns the dtype of x."""
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, form: NormForm) -> tuple[Tensor, Tensor]:
+        """Return ``x + residual`` ``[..., width]``, and its last dimension normalised."""
+
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Turn ``q [1, q_heads, T, dim]`` and ``k [1, kv_heads, T, dim]`` by ``cos`` and ``sin [1, T, dim]``."""
 
@@ -31,6 +34,11 @@ class EagerElementwise:
         if form.rounds_first:
             normed = normed.to(x.dtype).float()
         return (normed * (form.offset + weight.float())).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, form: NormForm) -> tuple[Tensor, Tensor]:
+        """See :class:`Elementwise`."""
+        summed = x + residual
+        return summed, self.rms_norm(summed, weight, form)
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Elementwise`."""

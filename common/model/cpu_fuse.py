@@ -14,16 +14,10 @@ from transformers import PreTrainedModel
 
 from common.model.attention import LayerAttention
 from common.model.cpu_layer import CpuDecoderLayer, CpuLinear
+from common.model.llama_pattern import LLAMA_PATTERN
 from kernels.cpu.native.library import DTYPES, load_library
 from kernels.decoder_layer import LayerWeights, LinearWeights
 
-_LLAMA_PATTERN = {
-    "LlamaDecoderLayer",
-    "MistralDecoderLayer",
-    "Qwen2DecoderLayer",
-    "Qwen3DecoderLayer",
-    "SmolLM3DecoderLayer",
-}
 _LINEARS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 _MLP_LINEARS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _PROBE = torch.linspace(-8.0, 8.0, 33)
@@ -53,7 +47,7 @@ def _fused_layer(layer: Any, attention: Sequence[LayerAttention]) -> CpuDecoderL
 
 def _layer_weights(layer: Any, attention: Sequence[LayerAttention]) -> LayerWeights | None:
     """Return the weights of ``layer`` if it follows the pattern and the library can compute with all of them."""
-    if type(layer).__name__ not in _LLAMA_PATTERN:
+    if type(layer).__name__ not in LLAMA_PATTERN:
         return None
     attend, mlp = layer.self_attn, layer.mlp
     named = {name: getattr(attend, attribute) for name, attribute in _LINEARS.items()}

@@ -6,6 +6,7 @@ batch size that holds it is replayed. Rows to spare store nothing (slot -1) and 
 
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import cycle
 from typing import Protocol
 
 import torch
@@ -33,10 +34,32 @@ class Recorder(Protocol):
         """Record what ``run`` does; raises RuntimeError when it does something that cannot be recorded."""
 
 
+class _HostInputs:
+    """Where the host writes one step for the device to copy; spare rows store nothing and see no keys."""
+
+    def __init__(self, largest: int, max_blocks: int, *, pinned: bool) -> None:
+        self.numbers = torch.zeros(4, largest, dtype=torch.int64, pin_memory=pinned)  # token, position, slot, length
+        self._tables = torch.zeros(largest * max_blocks, dtype=torch.int32, pin_memory=pinned)
+        self._fill_spare(0, largest)
+
+    def write(self, step: StepInput, size: int) -> Tensor:
+        """Write ``step``, and spare rows up to ``size``; return its block tables as ``[S, blocks]``."""
+        num_rows, num_blocks = step.block_tables.shape
+        for row, values in enumerate((step.token_ids, step.positions, step.slot_mapping, step.seq_lens)):
+            self.numbers[row, :num_rows] = torch.from_numpy(values)
+        self._fill_spare(num_rows, size)
+        tables = self._tables[: num_rows * num_blocks].view(num_rows, num_blocks)
+        return tables.copy_(torch.from_numpy(step.block_tables))
+
+    def _fill_spare(self, begin: int, end: int) -> None:
+        self.numbers[:, begin:end] = torch.tensor([[0], [0], [-1], [0]])
+
+
 class DecodeGraphs:
     """The recordings of one model and their inputs. Owned by the model runner; on the compute thread.
 
-    The step before must have ended on the device when the next one is copied in, as it has once its logits are read.
+    A step may be copied in while the one before still runs on the device, but not the one before that: what the host
+    writes lies in one of two places by turns, from which the device copies in its own time.
     """
 
     def __init__(
@@ -51,22 +74,20 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         largest = batch_sizes[-1]
         pinned = device.type == "cuda"
-        self._host_numbers = torch.zeros(4, largest, dtype=torch.int64, pin_memory=pinned)
-        self._host_tables = torch.zeros(largest * max_blocks, dtype=torch.int32, pin_memory=pinned)
+        self._hosts = cycle([_HostInputs(largest, max_blocks, pinned=pinned) for _ in range(2)])
         self._numbers = torch.zeros(4, largest, dtype=torch.int64, device=device)  # token, position, slot, length
         self._tables = torch.zeros(largest, max_blocks, dtype=torch.int32, device=device)
         self._starts = torch.arange(largest + 1, dtype=torch.int32, device=device)
-        self._fill_spare(0, largest)
-        self._numbers.copy_(self._host_numbers)
+        self._numbers.copy_(next(self._hosts).numbers)
         self._recordings = {
             size: recorder.record(lambda size=size: compute(self._inputs(size)))  # type: ignore[misc]
             for size in reversed(batch_sizes)  # the largest takes the memory that the others share
         }
 
-    def run(self, step: StepInput) -> Tensor | None:
+    def run(self, step: StepInput, token_ids: Tensor | None = None) -> Tensor | None:
         """Return ``[R, vocab]`` logits, or None when ``step`` is no decode step, or too large.
 
-        They are overwritten by the next call.
+        ``token_ids [T]``, on the device, stand in for the step's own. The logits are overwritten by the next call.
         """
         num_rows, num_blocks = step.block_tables.shape
         if not num_rows == len(step.token_ids) == len(step.logits_rows):
@@ -74,21 +95,17 @@ class DecodeGraphs:
         if num_rows > self._batch_sizes[-1] or num_blocks > self._max_blocks:
             return None
         size = self._batch_sizes[bisect_left(self._batch_sizes, num_rows)]
-        self._write(step, size)
+        self._write(step, size, token_ids)
         return self._recordings[size].replay()[:num_rows]
 
-    def _write(self, step: StepInput, size: int) -> None:
+    def _write(self, step: StepInput, size: int, token_ids: Tensor | None) -> None:
         num_rows, num_blocks = step.block_tables.shape
-        for row, values in enumerate((step.token_ids, step.positions, step.slot_mapping, step.seq_lens)):
-            self._host_numbers[row, :num_rows] = torch.from_numpy(values)
-        self._fill_spare(num_rows, size)
-        self._numbers.copy_(self._host_numbers, non_blocking=True)  # whole: a part of each row would not be one copy
-        tables = self._host_tables[: num_rows * num_blocks].view(num_rows, num_blocks)
-        tables.copy_(torch.from_numpy(step.block_tables))
+        host = next(self._hosts)
+        tables = host.write(step, size)
+        self._numbers.copy_(host.numbers, non_blocking=True)  # whole: a part of each row would not be one copy
         self._tables[:num_rows, :num_blocks].copy_(tables, non_blocking=True)
-
-    def _fill_spare(self, begin: int, end: int) -> None:
-        self._host_numbers[:, begin:end] = torch.tensor([[0], [0], [-1], [0]])
+        if token_ids is not None:
+            self._numbers[0, :num_rows].copy_(token_ids)
 
     def _inputs(self, size: int) -> StepTensors:
         token_ids, positions, slots, lengths = self._numbers[:, :size]

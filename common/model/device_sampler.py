@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import InternalError
 from common.model.sample_row import SampleRow
+from common.model.upload import upload
 from common.sampling import uniform
 from kernels.gpu.sample_rows import Penalties, penalise_rows, sample_rows
 
@@ -28,20 +28,17 @@ def can_sample(row: SampleRow) -> bool:
     )
 
 
-def sample_on_device(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Return a token for each row of ``logits [R, vocab]`` float32; every row must be one that it :func:`can_sample`.
+def sample_on_device(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Return ``[R]`` int64, a token for each row of ``logits [R, vocab]`` float32, without waiting for them.
 
-    Raises InternalError when a row has NaN or no finite entry.
+    Every row must be one that it :func:`can_sample`; -1 for one that has NaN or no finite entry.
     """
     scores = logits.contiguous()
     numbers = torch.tensor([_numbers(row) for row in rows], dtype=torch.float64)
     if any(row.params.reads_history for row in rows):
         scores = scores.double()
         penalise_rows(scores, _penalties(rows, scores.device))
-    tokens: list[int] = sample_rows(scores, numbers.to(scores.device)).tolist()
-    if min(tokens) < 0:
-        raise InternalError("the model's logits are not finite")
-    return tokens
+    return sample_rows(scores, upload(numbers, scores.device))
 
 
 def _numbers(row: SampleRow) -> tuple[float, ...]:
@@ -65,7 +62,7 @@ def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties:
         (row.params.repetition_penalty, row.params.presence_penalty, row.params.frequency_penalty) for row in rows
     ]
     return Penalties(
-        torch.from_numpy(ids).to(device),
-        torch.from_numpy(counts).to(device),
-        torch.tensor(factors, dtype=torch.float64).to(device),
+        upload(torch.from_numpy(ids), device),
+        upload(torch.from_numpy(counts), device),
+        upload(torch.tensor(factors, dtype=torch.float64), device),
     )

@@ -2,7 +2,8 @@
 
 Query, key and value projections are merged, and gate and up projections; RMS norms, rotary positions and silu-times-up
 become one kernel each. A piece is known by its shape and then tried: unless it gives what the original gives on random
-numbers, the original stays. transformers' own code goes on running around the pieces.
+numbers, the original stays. transformers' own code goes on running around the pieces. In layers that are known by class
+the residual sums are computed with the norms behind them (:mod:`common.model.fused_norm`).
 """
 
 import inspect
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from common.model.fused_norm import FusedRmsNorm, fuse_residuals
 from common.model.merged_linear import MergedLinear, merge
 from kernels.elementwise import EagerElementwise, Elementwise
 from kernels.norm_form import NormForm
@@ -37,18 +39,7 @@ class Fused:
     norms: int = 0
     rotaries: int = 0
     mlps: int = 0
-
-
-class FusedRmsNorm(nn.Module):
-    """An RMS norm in one kernel."""
-
-    def __init__(self, weight: nn.Parameter, form: NormForm, elementwise: Elementwise) -> None:
-        super().__init__()
-        self.weight, self._form, self._elementwise = weight, form, elementwise
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x [..., width]`` normalised."""
-        return self._elementwise.rms_norm(x, self.weight, self._form)
+    residuals: int = 0
 
 
 class FusedMlp(nn.Module):
@@ -72,6 +63,7 @@ def fuse(model: nn.Module, attentions: Sequence[nn.Module], elementwise: Element
         rotaries=sum(_swap_rotary(attention, elementwise) for attention in attentions),
         norms=_replace(model, lambda module: _fused_norm(module, elementwise)),
         mlps=_replace(model, lambda module: _fused_mlp(module, elementwise)),
+        residuals=fuse_residuals(model),
     )
     log.info("fused %s", found)
     return found

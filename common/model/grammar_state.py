@@ -50,14 +50,14 @@ class GrammarState:
             self.error = InternalError("the answer does not follow its structure")
 
     def allowed(self, vocab_size: int) -> Mask:
-        """Return ``[vocab_size]``: which tokens may come next; all of them after an error.
+        """Return ``[vocab_size]``: which tokens may come next; all of them after an error, or behind the end.
 
         A withheld end is among them only where nothing else is.
         """
         bits = np.ones(vocab_size, dtype=np.bool_)
         if self._at is _At.PREAMBLE:
             bits[self._ends] = False
-        elif self.error is None:
+        elif self.error is None and not self._matcher.is_stopped():  # else the token is never used
             words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             bits = np.unpackbits(words, count=vocab_size, bitorder="little").view(np.bool_)
             self._withhold(bits)

@@ -18,6 +18,7 @@ from common.model.cuda_recorder import CudaRecorder
 from common.model.decode_graphs import BATCH_SIZES, DecodeGraphs, Recorder
 from common.model.loaded import LoadedModel
 from common.model.step_tensors import StepTensors
+from common.model.upload import upload
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.select import choose_kernels
@@ -44,13 +45,14 @@ class ModelRunner:
         self.kernels = choose_kernels(self._device, kernels)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput) -> Tensor:
+    def forward(self, step: StepInput, token_ids: Tensor | None = None) -> Tensor:
         """Compute one step and return ``[R, vocab]`` float32 logits, in the order of the rows that want them.
 
-        On a GPU they may be overwritten by the next step.
+        ``token_ids [T]`` int64, on the device, stand in for the step's own, which the host does not know yet. On a GPU
+        nothing is waited for, and the logits may be overwritten by the next step.
         """
-        logits = None if self._graphs is None else self._graphs.run(step)
-        return self._compute(self._tensors(step)) if logits is None else logits
+        logits = None if self._graphs is None else self._graphs.run(step, token_ids)
+        return self._compute(self._tensors(step, token_ids)) if logits is None else logits
 
     def warm_up(self) -> None:
         """Run steps of every kind, so that the first real one compiles and allocates nothing; record decode steps.
@@ -65,6 +67,11 @@ class ModelRunner:
             self.forward(replace(step, slot_mapping=np.full_like(step.slot_mapping, -1)))
         if self._device.type == "cuda" and self.kernels.name == "triton":
             self.record(CudaRecorder())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
 
     @property
     def has_recordings(self) -> bool:
@@ -91,16 +98,16 @@ class ModelRunner:
         logits: Tensor = output.logits[0]  # [R, vocab]
         return logits.float()
 
-    def _tensors(self, step: StepInput) -> StepTensors:
+    def _tensors(self, step: StepInput, token_ids: Tensor | None) -> StepTensors:
         rows = PackedRows(
             cu_seqlens_q=self._tensor(step.cu_seqlens_q),
             seq_lens=self._tensor(step.seq_lens),
             block_tables=self._tensor(step.block_tables),
             slot_mapping=self._tensor(step.slot_mapping),
         )
-        return StepTensors(
-            self._tensor(step.token_ids), self._tensor(step.positions), rows, self._tensor(step.logits_rows)
-        )
+        if token_ids is None:
+            token_ids = self._tensor(step.token_ids)
+        return StepTensors(token_ids, self._tensor(step.positions), rows, self._tensor(step.logits_rows))
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return upload(torch.from_numpy(array), self._device)

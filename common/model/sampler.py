@@ -20,6 +20,8 @@ from torch import Tensor
 from common.errors import InternalError
 from common.model.logit_edits import edit, has_edits
 from common.model.sample_row import SampleRow
+from common.model.sampled_ids import SampledIds
+from common.model.upload import upload
 from common.sampling import SamplingParams, uniform
 
 _BLOCK = 256
@@ -35,47 +37,52 @@ true here and there costs ten times as much."""
 Floats = NDArray[np.float64]
 
 
-@torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Return one token id for each row of ``logits [R, vocab]`` float32.
 
     Raises InternalError when a row has NaN or no finite entry.
     """
+    return start_sampling(logits, rows).tolist()
+
+
+@torch.inference_mode()
+def start_sampling(logits: Tensor, rows: Sequence[SampleRow]) -> SampledIds:
+    """Sample as :func:`sample` does; what a GPU samples may not be known yet when this returns.
+
+    ``logits`` may be overwritten by work that is launched after it.
+    """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{logits.shape[0]} rows of logits, parameters for {len(rows)}")
-    if not rows:
-        return []
-    if logits.device.type == "cuda":
-        return _sample_on_gpu(logits, rows)
+    if rows and logits.device.type == "cuda":
+        return SampledIds(_sample_on_gpu(logits, rows))
     host = logits.cpu().numpy()  # [R, vocab]
-    return [_sample_row(host[index], row) for index, row in enumerate(rows)]
+    return SampledIds(
+        torch.tensor([_sample_row(host[index], row) for index, row in enumerate(rows)], dtype=torch.int64)
+    )
 
 
-def _sample_on_gpu(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """Sample there what can be sampled there, and the other rows here."""
+def _sample_on_gpu(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Return ``[R]`` tokens: sampled there what can be sampled there, and the other rows here."""
     from common.model.device_sampler import can_sample, sample_on_device  # loads triton
 
     if all(_is_plainly_greedy(row) for row in rows):
         return _greedy(logits)
-    tokens = [-1] * len(rows)
     there = [index for index, row in enumerate(rows) if can_sample(row)]
-    if there:
-        chosen = sample_on_device(
-            logits if len(there) == len(rows) else logits[there], [rows[index] for index in there]
-        )
-        for index, token in zip(there, chosen, strict=True):
-            tokens[index] = token
+    if len(there) == len(rows):
+        return sample_on_device(logits, rows)
+    tokens = torch.empty(len(rows), dtype=torch.int64)
     for index in set(range(len(rows))).difference(there):
         tokens[index] = _sample_row(logits[index].cpu().numpy(), rows[index])
+    tokens = upload(tokens, logits.device)
+    if there:
+        at = upload(torch.tensor(there), logits.device)
+        tokens[at] = sample_on_device(logits[at], [rows[index] for index in there])
     return tokens
 
 
-def _greedy(logits: Tensor) -> list[int]:
+def _greedy(logits: Tensor) -> Tensor:
     best, token_ids = logits.max(dim=-1)
-    if not bool(torch.isfinite(best).all()):
-        raise InternalError("the model's logits are not finite")
-    chosen: list[int] = token_ids.tolist()
-    return chosen
+    return torch.where(torch.isfinite(best), token_ids, -1)
 
 
 def _is_plainly_greedy(row: SampleRow) -> bool:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kernels.gpu.add_rms_norm import add_rms_norm
 from kernels.gpu.rms_norm import rms_norm
 from kernels.gpu.rotary import rotary
 from kernels.gpu.silu_mul import silu_mul
@@ -14,6 +15,10 @@ class TritonElementwise:
     def rms_norm(self, x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
         """See :class:`kernels.elementwise.Elementwise`."""
         return rms_norm(x, weight, form)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, form: NormForm) -> tuple[Tensor, Tensor]:
+        """See :class:`kernels.elementwise.Elementwise`."""
+        return add_rms_norm(x, residual, weight, form)
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`kernels.elementwise.Elementwise`."""

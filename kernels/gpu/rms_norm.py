@@ -13,6 +13,23 @@ _ELEMENTS = 2048
 """Elements that one program takes at least, in whole rows."""
 
 
+@triton.jit
+def normalise(
+    tile,  # [ROWS, WIDTH_PAD], 0 from WIDTH on
+    factors,  # [WIDTH_PAD] float32
+    eps,
+    WIDTH: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+):
+    """Return ``[ROWS, WIDTH_PAD]`` float32."""
+    wide = tile.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)
+    wide = wide * scale[:, None]
+    if ROUNDS_FIRST:
+        wide = wide.to(tile.dtype).to(tl.float32)
+    return wide * factors[None, :]
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     out,  # [num_rows, WIDTH]
@@ -34,15 +51,14 @@ def _rms_norm_kernel(
     mask = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
     start = row // INNER * stride_outer + row % INNER * stride_inner
     tile = tl.load(x + start[:, None] + column[None, :], mask=mask, other=0.0)
-    wide = tile.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)
-    wide = wide * scale[:, None]
-    if ROUNDS_FIRST:
-        wide = wide.to(tile.dtype).to(tl.float32)
     factors = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32) + OFFSET
-    tl.store(
-        out + (row * WIDTH)[:, None] + column[None, :], (wide * factors[None, :]).to(out.dtype.element_ty), mask=mask
-    )
+    normed = normalise(tile, factors, eps, WIDTH, ROUNDS_FIRST).to(out.dtype.element_ty)
+    tl.store(out + (row * WIDTH)[:, None] + column[None, :], normed, mask=mask)
+
+
+def rows_of_program(width_pad: int) -> int:
+    """Return how many rows of that width one program takes."""
+    return max(1, _ELEMENTS // width_pad)
 
 
 def rms_norm(x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
@@ -57,7 +73,7 @@ def rms_norm(x: Tensor, weight: Tensor, form: NormForm) -> Tensor:
     out = x.new_empty(x.shape)
     num_rows = x.numel() // width
     width_pad = triton.next_power_of_2(width)
-    rows_each = max(1, _ELEMENTS // width_pad)
+    rows_each = rows_of_program(width_pad)
     _rms_norm_kernel[(triton.cdiv(num_rows, rows_each),)](
         out,
         rows,

@@ -90,6 +90,10 @@ class WorkerConfig:
     local_chunk_tokens: int = 64
     """Prompt tokens that one step computes beside decoding sequences at most."""
 
+    async_scheduling: Literal["auto", "on", "off"] = "auto"
+    """Launch a decode step while the one before it still runs, so that a GPU does not wait for the host; auto: on a GPU
+    only."""
+
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """What happens to a sequence that has to make room while it decodes: it is computed again later, or its KV goes to
     host memory and back; auto: what is predicted to be sooner, by measured rates."""
@@ -143,6 +147,10 @@ class WorkerConfig:
     def name_for(self, role: Role) -> str:
         """Return the worker's id."""
         return self.worker_id or f"{role}-{os.uname().nodename}-{os.getpid()}"
+
+    def is_async_on(self, device_type: str) -> bool:
+        """Whether decode steps are launched ahead on a device of that type."""
+        return self.async_scheduling == "on" or (self.async_scheduling == "auto" and device_type == "cuda")
 
     def num_blocks(self, block_bytes: int) -> int:
         """Return the size of the pool in blocks; raises ConfigError when not even one fits."""

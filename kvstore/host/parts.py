@@ -70,7 +70,14 @@ class Parts:
     def new_stepper(self) -> Stepper:
         """Return a step loop's hold on the compute thread."""
         meter = StepMeter(self.prompt_tokens_per_s)
-        return Stepper(self.compute, self.model.runner, self.config.block_size, meter, self.metrics.stepped)
+        return Stepper(
+            self.compute,
+            self.model.runner,
+            self.config.block_size,
+            meter,
+            self.metrics.stepped,
+            reads_late=self.model.spec.device.type == "cuda",
+        )
 
     def holders(self, tables: Iterable[BlockTable]) -> list[Sequence[BlockId]]:
         """Return every holder of references into the pool: an engine's ``tables``, loans, and fetches that run."""

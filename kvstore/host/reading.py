@@ -1,15 +1,13 @@
-"""What a step reads in the logits of its chunks: the next tokens of samples, and log probabilities.
+"""What a step computes of its chunks and asks of their logits: the next tokens of samples, and log probabilities.
 
-What is asked is copied from the sequences before the step, since they may change while it runs.
+That is copied from the sequences before the step, since they may change while it runs. :mod:`kvstore.host.logits_read`
+gives the answers.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import msgspec
-import torch
-from torch import Tensor
 
 from common.errors import BatonError
 from common.logprobs import TokenLogprobs
@@ -17,10 +15,11 @@ from common.messages import SampledToken
 from common.model.batch import Row
 from common.model.grammar_state import GrammarState
 from common.model.history import TokenHistory
-from common.model.logprobs import logprobs_of
 from common.model.sample_row import SampleRow
-from common.model.sampler import sample
 from kvstore.sequence import Chunk, Sequence
+
+_UNKNOWN = 0
+"""Stands for a token that only the device knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,16 @@ class Reading:
     """Tokens of the prompt to score, the first by the chunk's first row of logits."""
     unseen: Seq[_Unseen] = ()
     grammar_state: GrammarState | None = None
+    follows: int = 0
+    """If the step follows one whose tokens are not known: which of that one's tokens is the row's input."""
+
+    def follow(self, token_id: int) -> None:
+        """Take the token that the row's input turned out to be."""
+        for row in self.samples:
+            if row.history is not None:
+                row.history.extend((token_id,))
+        if self.grammar_state is not None:
+            self.grammar_state.extend((token_id,))
 
     def constrained(self, vocab_size: int) -> list[SampleRow]:
         """Return ``samples`` with what the grammar allows next; a GPU still computes the logits meanwhile."""
@@ -94,55 +103,29 @@ def reading_of(chunk: Chunk) -> Reading:
     return Reading(chunk, row, rows, scored_ids, _unseen(sequence), state)
 
 
-def read(logits: Tensor, readings: Seq[Reading]) -> list[Computed]:
-    """Return what ``logits [R, vocab]`` say; the rows of a chunk follow those of the chunk before."""
-    firsts = list(accumulate((reading.row.num_logits for reading in readings), initial=0))
-    lasts = [past - 1 for past, reading in zip(firsts[1:], readings, strict=True) for _ in reading.samples]
-    rows = [row for reading in readings for row in reading.constrained(logits.shape[-1])]
-    tokens = iter(_next_tokens(_rows(logits, lasts), rows))
-    return [
-        reading.computed(tuple(next(tokens) for _ in reading.samples), _scores(logits, first, reading))
-        for first, reading in zip(firsts, readings, strict=False)
-    ]
+def readings_ahead(chunks: Seq[Chunk], before: Seq[Reading]) -> list[Reading]:
+    """Return what ``chunks`` compute and ask: of each sequence the token that the step of ``before`` samples."""
+    sampled = [reading.chunk.sequence for reading in before for _ in reading.samples]
+    rows = {sequence: row for row, sequence in enumerate(sampled)}
+    return [_reading_ahead(chunk, rows[chunk.sequence]) for chunk in chunks]
 
 
-def _rows(logits: Tensor, indices: list[int]) -> Tensor:
-    """Return the rows at ``indices``; a copy only when these are not all rows in order."""
-    if indices == list(range(len(logits))):
-        return logits
-    return logits[torch.tensor(indices, dtype=torch.int64, device=logits.device)]
+def _reading_ahead(chunk: Chunk, follows: int) -> Reading:
+    sequence = chunk.sequence
+    row = Row([_UNKNOWN], sequence.num_tokens, tuple(sequence.table.block_ids), wants_logits=True)
+    (index,) = sequence.sample_indices
+    samples = (_sample_row(sequence, index, num_unknown=1),)
+    return Reading(chunk, row, samples, grammar_state=sequence.grammar_state, follows=follows)
 
 
-def _next_tokens(logits: Tensor, rows: Seq[SampleRow]) -> list[SampledToken]:
-    """Sample a token by each row of ``logits [R, vocab]``, and say how likely it was where that is asked for."""
-    token_ids = sample(logits, rows)
-    asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
-    scored_ids = [token_ids[index] for index in asked]
-    logprobs = logprobs_of(_rows(logits, asked), scored_ids, [rows[index].params.logprobs or 0 for index in asked])
-    known = dict(zip(asked, logprobs, strict=True))
-    return [
-        SampledToken(row.sample_index, token_id, known.get(index))
-        for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
-    ]
-
-
-def _scores(logits: Tensor, first: int, reading: Reading) -> tuple[TokenLogprobs, ...]:
-    """Return the log probabilities of the reading's prompt tokens by the rows of ``logits`` from ``first`` on."""
-    count = len(reading.scored_ids)
-    if count == 0:
-        return ()
-    num_top = reading.chunk.sequence.sampling.prompt_logprobs or 0
-    return tuple(logprobs_of(logits[first : first + count], reading.scored_ids, [num_top] * count))
-
-
-def _sample_row(sequence: Sequence, sample_index: int) -> SampleRow:
+def _sample_row(sequence: Sequence, sample_index: int, num_unknown: int = 0) -> SampleRow:
     if sequence.history is None and sequence.sampling.reads_history:
         sequence.history = TokenHistory(sequence.num_prompt_tokens)
     return SampleRow(
         sequence.sampling,
         sample_index,
-        position=sequence.num_tokens,
-        num_output_tokens=sequence.num_output_tokens,
+        position=sequence.num_tokens + num_unknown,
+        num_output_tokens=sequence.num_output_tokens + num_unknown,
         history=sequence.history,
     )
 

@@ -310,6 +310,7 @@ async def _worker(role: Role, index: int, model: Path, url: str, env: dict[str, 
         max_num_seqs=1 if role is Role.PREFILL else 32,
         lease_s=LEASE_S,
         drain_seconds=2.0,
+        async_scheduling="on" if index else "off",  # one decode worker of each kind
     )
     name = config.worker_id
     argv = (sys.executable, "-P", "-m", f"{role}_worker", *to_argv(config))

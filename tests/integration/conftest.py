@@ -32,6 +32,12 @@ def redis_url(redis_server: RedisServer) -> str:
     return redis_server.url
 
 
+@pytest.fixture(params=["off", "on"])
+def scheduling(request: pytest.FixtureRequest) -> str:
+    """Whether decode steps are launched ahead: ``--async-scheduling``."""
+    return str(request.param)
+
+
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client of an empty Redis, made as the processes make theirs."""

@@ -48,7 +48,7 @@ def asked_tokens(cluster: Split) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_tokens_are_those_of_an_undisturbed_run(model: Path, redis_url: str, mode: str):
+async def test_tokens_are_those_of_an_undisturbed_run(model: Path, redis_url: str, mode: str, scheduling: str):
     expected: dict[str, list[list[int]]] = {}
     counted: dict[tuple[str, PlanKind], int] = {}
     async with split(str(model), redis_url) as cluster:
@@ -57,7 +57,8 @@ async def test_tokens_are_those_of_an_undisturbed_run(model: Path, redis_url: st
                 before = asked_tokens(cluster)
                 expected[name] = [answer.token_ids for answer in await ask(cluster, name, kind)]
                 counted[name, kind] = asked_tokens(cluster) - before
-    async with split(str(model), redis_url, kv_blocks=TIGHT, preemption=mode) as cluster:
+    options = {"kv_blocks": TIGHT, "preemption": mode, "async_scheduling": scheduling}
+    async with split(str(model), redis_url, **options) as cluster:
         for name in KINDS:
             for kind in PlanKind:
                 before, preempted = asked_tokens(cluster), cluster.decode.counters()["preemptions"]
@@ -99,8 +100,11 @@ async def test_an_urgent_request_is_done_before_what_was_there_first(model: Path
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_clients_that_leave_while_they_are_preempted_leave_nothing(model: Path, redis_url: str, mode: str):
-    async with split(str(model), redis_url, kv_blocks=TIGHT, preemption=mode) as cluster:
+async def test_clients_that_leave_while_they_are_preempted_leave_nothing(
+    model: Path, redis_url: str, mode: str, scheduling: str
+):
+    options = {"kv_blocks": TIGHT, "preemption": mode, "async_scheduling": scheduling}
+    async with split(str(model), redis_url, **options) as cluster:
         for kind in PlanKind:
             await asyncio.gather(
                 *(cluster.generate(prompt(seed), kind, max_tokens=100, leave_after=10 + 9 * seed) for seed in range(8))

@@ -29,8 +29,8 @@ CALL_S = 5.0
 
 
 @pytest.fixture
-async def cluster(model: Path, redis_url: str) -> AsyncIterator[Split]:
-    async with split(str(model), redis_url) as running:
+async def cluster(model: Path, redis_url: str, scheduling: str) -> AsyncIterator[Split]:
+    async with split(str(model), redis_url, async_scheduling=scheduling) as running:
         yield running
 
 

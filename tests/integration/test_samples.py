@@ -28,8 +28,8 @@ LENGTHS = [1, BLOCK - 1, BLOCK, BLOCK + 1, 70]
 
 
 @pytest.fixture
-async def cluster(model: Path, redis_url: str) -> AsyncIterator[Split]:
-    async with split(str(model), redis_url) as running:
+async def cluster(model: Path, redis_url: str, scheduling: str) -> AsyncIterator[Split]:
+    async with split(str(model), redis_url, async_scheduling=scheduling) as running:
         yield running
 
 

@@ -41,8 +41,8 @@ async def answers(cluster: Split, kind: PlanKind) -> list[Answer]:
     return await asyncio.gather(*(cluster.generate(prompt(seed), kind, seed=seed, **EVERYTHING) for seed in range(6)))
 
 
-async def test_all_parameters_together_give_the_same_tokens_everywhere(model: Path, redis_url: str):
-    async with split(str(model), redis_url) as cluster:
+async def test_all_parameters_together_give_the_same_tokens_everywhere(model: Path, redis_url: str, scheduling: str):
+    async with split(str(model), redis_url, async_scheduling=scheduling) as cluster:
         alone = [await cluster.generate(prompt(seed), seed=seed, **EVERYTHING) for seed in range(6)]
         together = {kind: await answers(cluster, kind) for kind in PlanKind}
         for seed, answer in enumerate(alone):
@@ -53,7 +53,7 @@ async def test_all_parameters_together_give_the_same_tokens_everywhere(model: Pa
                     prompt(seed) + answer.token_ids[:cut], num_prompt_tokens=40, seed=seed, **EVERYTHING
                 )
                 assert moved.token_ids == answer.token_ids[cut:]
-    async with split(str(model), redis_url, kv_blocks=8) as cluster:
+    async with split(str(model), redis_url, kv_blocks=8, async_scheduling=scheduling) as cluster:
         for kind in PlanKind:
             assert [one.token_ids for one in await answers(cluster, kind)] == [one.token_ids for one in alone]
         assert cluster.decode.counters()["preemptions"] > 0

@@ -21,8 +21,8 @@ VOCABULARY = 200
 
 
 @pytest.fixture
-async def cluster(model: Path, redis_url: str) -> AsyncIterator[Split]:
-    async with split(str(model), redis_url) as running:
+async def cluster(model: Path, redis_url: str, scheduling: str) -> AsyncIterator[Split]:
+    async with split(str(model), redis_url, async_scheduling=scheduling) as running:
         yield running
 
 
@@ -49,12 +49,13 @@ async def test_tokens_equal_generate_at_every_edge_cold_and_warm(cluster: Split,
             assert warm.started_cached == (length - 1) // BLOCK * BLOCK
 
 
-async def test_sixteen_at_once_equal_each_alone(cluster: Split, reference: Reference):
+async def test_sixteen_at_once_equal_each_alone(cluster: Split, reference: Reference, scheduling: str):
     prompts = [prompt(length, seed=9) for length in [*LENGTHS, 5, 77, 100, 18, 33]]
     kinds = [KINDS[index % 2] for index in range(16)]
     answers = await asyncio.gather(*map(cluster.generate, prompts, kinds))
     for tokens, answer in zip(prompts, answers, strict=True):
         check(answer, await reference.greedy_aside(tokens, 8))
+    assert (cluster.decode.counters()["steps_launched_ahead"] > 0) is (scheduling == "on")
 
 
 async def test_identical_prompts_in_one_tick_with_a_cold_cache(cluster: Split, reference: Reference):
@@ -84,13 +85,17 @@ async def test_one_token_moves_no_blocks(cluster: Split, reference: Reference):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_end_of_sequence_as_the_first_token(cluster: Split, reference: Reference, kind: PlanKind):
+async def test_end_of_sequence_as_the_first_token(
+    cluster: Split, reference: Reference, kind: PlanKind, scheduling: str
+):
     tokens = prompt(50, seed=6)
     (first,) = await reference.greedy_aside(tokens, 1)
     answer = await cluster.generate(tokens, kind, eos_token_ids=(first,))
     assert answer.token_ids == [first]
     assert answer.finish is FinishReason.STOP
-    assert cluster.decode.counters()["steps"] == (0 if kind is PlanKind.REMOTE else 2)
+    await cluster.wait_idle()
+    num_dropped = int(scheduling == "on")  # launched before the end was known
+    assert cluster.decode.counters()["steps"] == (0 if kind is PlanKind.REMOTE else 2 + num_dropped)
 
 
 async def test_a_sequence_that_moved_here_goes_on_with_the_same_tokens(cluster: Split, reference: Reference):
@@ -135,10 +140,10 @@ async def test_salts_share_nothing(cluster: Split):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_pool_too_small_for_all_preempts_and_every_answer_is_right(
-    model: Path, redis_url: str, reference: Reference, kind: PlanKind
+    model: Path, redis_url: str, reference: Reference, kind: PlanKind, scheduling: str
 ):
     prompts = [prompt(40, seed=seed) for seed in range(40, 46)]
-    async with split(str(model), redis_url, kv_blocks=12) as cluster:
+    async with split(str(model), redis_url, kv_blocks=12, async_scheduling=scheduling) as cluster:
         answers = await asyncio.gather(*(cluster.generate(tokens, kind, max_tokens=60) for tokens in prompts))
         for tokens, answer in zip(prompts, answers, strict=True):
             check(answer, await reference.greedy_aside(tokens, 60))

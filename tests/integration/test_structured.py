@@ -57,9 +57,11 @@ async def many(cluster: Split, kind: PlanKind, seeds: range) -> list[list[int]]:
     return [answer.token_ids for answer in answers]
 
 
-async def test_a_schema_holds_and_the_tokens_are_the_same_everywhere(model: Path, tokenizer: Tokenizer, redis_url: str):
+async def test_a_schema_holds_and_the_tokens_are_the_same_everywhere(
+    model: Path, tokenizer: Tokenizer, redis_url: str, scheduling: str
+):
     seeds = range(6)
-    async with split(str(model), redis_url) as cluster:
+    async with split(str(model), redis_url, async_scheduling=scheduling) as cluster:
         alone = [await cluster.generate(prompt(seed), **asked(seed)) for seed in seeds]
         expected = [answer.token_ids for answer in alone]
         for kind in PlanKind:
@@ -68,7 +70,7 @@ async def test_a_schema_holds_and_the_tokens_are_the_same_everywhere(model: Path
             for cut in (1, len(token_ids) // 2, len(token_ids) - 1):
                 moved = await cluster.generate(prompt(seed) + token_ids[:cut], num_prompt_tokens=40, **asked(seed))
                 assert moved.token_ids == token_ids[cut:]
-    async with split(str(model), redis_url, kv_blocks=24) as cluster:
+    async with split(str(model), redis_url, kv_blocks=24, async_scheduling=scheduling) as cluster:
         for kind in PlanKind:
             assert await many(cluster, kind, seeds) == expected
         assert cluster.decode.counters()["preemptions"] > 0

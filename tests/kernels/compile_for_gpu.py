@@ -89,6 +89,7 @@ def others() -> None:
     x = torch.zeros(1, 4, 4096, dtype=BFLOAT16)
     fused.rms_norm(x, x[0, 0], NormForm(1e-5))
     fused.rms_norm(x.view(1, 4, 32, 128), x[0, 0, :128], NormForm(1e-5, offset=1.0, rounds_first=False))
+    fused.add_rms_norm(x, x, x[0, 0], NormForm(1e-5))
     heads = x.view(1, 4, 32, 128).transpose(1, 2)
     fused.rotary(heads, heads[:, :8], x[..., :128], x[..., :128])
     fused.silu_mul(x)

@@ -45,6 +45,7 @@ def test_every_kernel_fits_and_keeps_its_values_in_registers(compiled: list[Comp
         "_store_kv_kernel",
         "_move_blocks_kernel",
         "_rms_norm_kernel",
+        "_add_rms_norm_kernel",
         "_rotary_kernel",
         "_silu_mul_kernel",
         "_sample_rows_kernel",

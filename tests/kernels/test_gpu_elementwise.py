@@ -29,6 +29,18 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, device: str):
 
 
 @on_each_device
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (1, 5, 100), (2, 5000)], ids=str)
+def test_the_norm_of_a_residual_sum(shape: tuple[int, ...], dtype: torch.dtype, device: str):
+    x, residual, weight = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    for form in (NormForm(1e-5), NormForm(1e-6, offset=1.0, rounds_first=False)):
+        expected = EAGER.add_rms_norm(x, residual, weight, form)
+        summed, normed = FUSED.add_rms_norm(x.to(device), residual.to(device), weight.to(device), form)
+        check(summed, expected[0])  # the interpreter cuts bfloat16 off instead of rounding it
+        check(normed, expected[1])
+
+
+@on_each_device
 def test_rms_norm_of_heads_inside_a_merged_projection(device: str):
     merged = torch.randn(1, 5, 200)
     heads, weight = merged[..., 24:168].view(1, 5, 6, 24), torch.randn(24)

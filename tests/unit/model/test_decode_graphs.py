@@ -61,6 +61,15 @@ def test_a_step_runs_in_the_smallest_batch_size_that_holds_it(num_rows: int, siz
     assert len(model.seen[-1].slots) == size
 
 
+def test_tokens_that_only_the_device_knows_stand_in_for_the_steps_own():
+    graphs = DecodeGraphs(FakeModel().compute, FakeRecorder(), CPU, MAX_BLOCKS)
+    step = decode_step(3)
+    logits = graphs.run(step, torch.tensor([7, 8, 9]))
+    assert logits is not None
+    assert logits[:, 0].tolist() == [7, 8, 9]
+    assert torch.equal(logits[:, 1:], expected(step)[:, 1:])
+
+
 def test_spare_rows_store_nothing_and_see_no_keys():
     model = FakeModel()
     graphs = DecodeGraphs(model.compute, FakeRecorder(), CPU, MAX_BLOCKS)

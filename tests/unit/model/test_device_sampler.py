@@ -9,6 +9,7 @@ from common.errors import InternalError
 from common.model.device_sampler import can_sample, sample_on_device
 from common.model.history import TokenHistory
 from common.model.sample_row import SampleRow
+from common.model.sampled_ids import SampledIds
 from common.model.sampler import sample
 from common.sampling import SamplingParams
 from tests.kernels.devices import on_each_device
@@ -24,6 +25,10 @@ def row(position: int, *, tokens: list[int] | None = None, **params: float) -> S
         history = TokenHistory(len(tokens) // 2)
         history.extend(tokens)
     return SampleRow(SamplingParams(1000, seed=7, **params), 1, position, 10, history)
+
+
+def sampled(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
+    return SampledIds(sample_on_device(logits, rows)).tolist()
 
 
 SETTINGS = [
@@ -48,7 +53,7 @@ def test_the_tokens_are_those_of_the_cpu(device: str):
     logits[:, 5] = logits[:, 9]  # a tie
     logits[1, 100:] = float("-inf")
     rows = [row(position, **setting) for position, setting in enumerate(SETTINGS * 2)]
-    assert sample_on_device(logits.to(device), rows) == sample(logits, rows)
+    assert sampled(logits.to(device), rows) == sample(logits, rows)
 
 
 @on_each_device
@@ -62,7 +67,7 @@ def test_penalties(device: str):
         row(2),
         row(3, tokens=before[3][:3], repetition_penalty=0.5, top_p=0.7),
     ]
-    assert sample_on_device(logits.to(device), rows) == sample(logits, rows)
+    assert sampled(logits.to(device), rows) == sample(logits, rows)
 
 
 @on_each_device
@@ -71,13 +76,21 @@ def test_logits_that_are_not_finite_are_an_error(bad: float, device: str):
     logits = torch.randn(2, 100)
     logits[1, 3] = bad
     with pytest.raises(InternalError, match="not finite"):
-        sample_on_device(logits.to(device), [row(0), row(0)])
+        sampled(logits.to(device), [row(0), row(0)])
+
+
+@on_each_device
+def test_a_row_without_a_token_gives_the_next_step_one_that_can_be_looked_up(device: str):
+    ids = SampledIds(torch.tensor([7, -1, 5], device=device))
+    assert ids.input_ids(torch.tensor([2, 1, 0], device=device)).tolist() == [5, 0, 7]
+    with pytest.raises(InternalError, match="not finite"):
+        ids.tolist()
 
 
 @on_each_device
 def test_a_row_without_any_possible_token_is_an_error(device: str):
     with pytest.raises(InternalError, match="not finite"):
-        sample_on_device(torch.full((1, 100), float("-inf"), device=device), [row(0, top_p=0.5)])
+        sampled(torch.full((1, 100), float("-inf"), device=device), [row(0, top_p=0.5)])
 
 
 @pytest.mark.gpu

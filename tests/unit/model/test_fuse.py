@@ -8,15 +8,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from common.model.fuse import Fused, fuse
+from common.model.fused_norm import FusedRmsNorm
 from common.model.merged_linear import MergedLinear, merge, mergeable
 from kernels.elementwise import EagerElementwise, Elementwise
 from kernels.gpu.elementwise import TritonElementwise
+from kernels.norm_form import NormForm
 from tests.kernels.devices import on_each_device
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, build
 
 EXPECTED = {  # what is found in two layers
-    "llama": Fused(merged=2, norms=5, rotaries=2, mlps=2),
-    "qwen3": Fused(merged=2, norms=9, rotaries=2, mlps=2),
+    "llama": Fused(merged=2, norms=5, rotaries=2, mlps=2, residuals=4),
+    "qwen3": Fused(merged=2, norms=9, rotaries=2, mlps=2, residuals=4),
     "gemma2": Fused(merged=2, norms=9, rotaries=2, mlps=0),
     "gpt_oss": Fused(merged=2, norms=5, rotaries=0, mlps=0),
     "phi3": Fused(merged=0, norms=5, rotaries=2, mlps=0),
@@ -61,6 +63,44 @@ def test_every_family_gives_the_same_logits(family: str, tmp_path: Path):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_the_triton_kernels_inside_a_model(family: str, device: str, tmp_path: Path):
     assert check_family(family, tmp_path, TritonElementwise(), device) == EXPECTED[family]
+
+
+class CountsNorms(EagerElementwise):
+    """Counts norms of their own, and of sums."""
+
+    def __init__(self) -> None:
+        self.num_alone = self.num_of_sums = 0
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
+        self.num_alone += 1
+        return super().rms_norm(x, weight, form)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, form: NormForm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.num_of_sums += 1
+        summed = x + residual
+        return summed, EagerElementwise().rms_norm(summed, weight, form)
+
+
+@torch.inference_mode()
+def test_every_residual_sum_is_computed_with_the_norm_behind_it(tmp_path: Path):
+    counts, model = CountsNorms(), load("llama", tmp_path)
+    fuse(model, attentions(model), counts)
+    for _ in range(2):  # the second pass finds nothing left of the first
+        counts.num_alone = counts.num_of_sums = 0
+        model(torch.arange(7).view(1, 7), use_cache=False)
+        assert (counts.num_alone, counts.num_of_sums) == (1, 4)  # only the first norm follows no sum
+
+
+def test_a_norm_that_is_asked_for_something_else_computes_it():
+    norm = FusedRmsNorm(nn.Parameter(torch.rand(8)), NormForm(1e-6), EagerElementwise())
+    x, residual, other = torch.randn(3, 2, 8)
+    alone = norm(other)
+    summed = norm.sum_ahead(x, residual)
+    assert torch.equal(norm(other), alone)
+    summed += 1.0
+    assert torch.equal(norm(summed), EagerElementwise().rms_norm(summed, norm.weight, NormForm(1e-6)))
 
 
 def test_merged_projections_share_one_product_and_the_memory():
