@@ -26,6 +26,7 @@ def vllm(python: Path, model: Path, threads: int, cache: Path) -> ServerCommand:
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CACHE_ROOT": str(cache),
+        "VLLM_USE_AOT_COMPILE": "0",  # its cache does not load beside this torch, so it would compile at every start
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
