@@ -2,11 +2,12 @@
 #   make up [ARGS="--prefill 2"]   start a cluster on this machine
 #   make test                      checks, and every test that needs no GPU
 #   make compose-test               the cluster in containers; ENGINE=podman, or COMPOSE=… BUILD=… for other commands
+#   make bench                     beside vLLM, llama.cpp and transformers: half an hour, writes docs/peers.md; ARGS=--quick
 #   make chaos                     30 minutes of random faults, see docs/reliability.md; ARGS="--minutes 5 --streams 20"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up check test test-clients fuzz sanitize gpu-test compose-test chaos format lock clean
+.PHONY: help setup up check test test-clients fuzz sanitize gpu-test compose-test chaos bench format lock clean
 
 PYTHON := python3.11 python3 python3.12 python3.13 python3.14
 VENV := .venv
@@ -16,13 +17,14 @@ SOURCES := $(PACKAGES) tests benchmarks hatch_build.py
 NATIVE := $(wildcard kernels/cpu/native/*.[ch]) kernels/cpu/native/build.py hatch_build.py
 INSTALLED := $(VENV)/.installed
 CLIENTS := .venv-clients
+PEERS := .venv-peers
 
 # One thread for each library's pool: what is tested are results, and several processes share the cores.
 # Triton kernels run in their interpreter, also where there is a GPU: that is for gpu-test.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false TRITON_INTERPRET=1
 
 help:
-	@sed -n '2,5s/^# *//p' Makefile
+	@sed -n '2,6s/^# *//p' Makefile
 
 setup: $(INSTALLED)
 
@@ -66,6 +68,9 @@ compose-test: setup
 chaos: setup
 	$(TEST_ENV) $(BIN)/python -m tests.chaos.soak $(ARGS)
 
+bench: setup
+	@$(BIN)/python -m benchmarks.peers --home $(PEERS) $(ARGS)
+
 format: setup
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -74,4 +79,4 @@ lock:
 	sh requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
