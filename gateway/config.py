@@ -72,9 +72,9 @@ class GatewayConfig(Bounds):
     local_prefill_tokens: int = 64
     """Prompts with at most this many tokens that are not cached are prefilled where they are decoded."""
 
-    max_prefill_wait_s: float = 20.0
+    max_prefill_wait_s: float = 30.0
     """A prompt whose wait for the prefill pool is estimated longer than this is prefilled where it is decoded, unless
-    that takes longer."""
+    that takes longer. It slows the answers down that are written there, so it is the last resort."""
 
     ttft_target: float = 30.0
     """Seconds to a first token that the waiting prompts may already take when one more is let in; beyond that requests

@@ -1,10 +1,11 @@
 """Chunked prefill: which tokens of which prompts one step computes.
 
-Prompts are taken in order of arrival and cut into chunks under a token budget; what is left of the budget goes to the
-next prompt, so short ones are packed into one step (Sarathi-Serve, section 4). A prompt is admitted with its first
-chunk and gets all its blocks then, so admitted prompts never wait for each other. One that does not fit may be passed
-by later ones, a bounded number of times. A prompt whose prefix an admitted one is computing waits for it instead of
-computing it twice.
+Prompts are cut into chunks under a token budget; what one leaves of it goes to the next, so short ones are packed into
+one step (Sarathi-Serve, section 4). Half of the budget goes by age and the rest by urgency: priority, then the least
+left to compute. So a short prompt does not wait for all the long ones before it, and the oldest is delayed to half its
+speed at most, whatever comes. A prompt is admitted with its first chunk and gets all its blocks then, so admitted
+prompts never wait for each other. One that lacks blocks may be passed by others, a bounded number of times. A prompt
+whose prefix an admitted one is computing waits for it instead of computing it twice.
 
 Pure: knows no clock, no model and no transfer. A finished sequence keeps its table; the lease's owner releases it.
 """
@@ -25,15 +26,27 @@ MAX_LOOKAHEAD = 8
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _Prompt:
     sequence: Sequence
+    computing: Seq[BlockHash] | None = None
+    """Hashes of the full blocks that it was admitted to compute; None while it waits."""
     num_bypassed: int = 0
 
+    @property
+    def is_admitted(self) -> bool:
+        return self.computing is not None
 
-@dataclass(slots=True, eq=False)
-class _Admitted:
-    sequence: Sequence
-    computing: Seq[BlockHash]  # hashes of the full blocks that it was admitted to compute
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute, by what is cached now."""
+        sequence = self.sequence
+        if self.is_admitted or sequence.wants_prompt_logprobs:
+            return sequence.num_remaining_tokens
+        return max(1, sequence.num_tokens - sequence.table.cached_prefix(sequence.token_ids))
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        return self.sequence.sampling.priority, self.num_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,51 +67,50 @@ class PrefillScheduler:
         self._pool = pool
         self._token_budget = token_budget
         self._max_num_seqs = max_num_seqs
-        self._waiting: list[_Waiting] = []
-        self._admitted: list[_Admitted] = []
+        self._prompts: dict[Sequence, _Prompt] = {}  # in order of arrival
         self._computing: Counter[BlockHash] = Counter()
 
     @property
     def num_waiting(self) -> int:
         """Prompts without blocks."""
-        return len(self._waiting)
+        return len(self._prompts) - self.num_running
 
     @property
     def num_running(self) -> int:
         """Prompts that are being computed."""
-        return len(self._admitted)
+        return sum(prompt.is_admitted for prompt in self._prompts.values())
 
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed, by what is cached now."""
-        waiting = [item.sequence for item in self._waiting]
-        admitted = sum(item.sequence.num_remaining_tokens for item in self._admitted)
-        return admitted + sum(one.num_tokens - one.table.cached_prefix(one.token_ids) for one in waiting)
+        return sum(prompt.num_left for prompt in self._prompts.values())
 
     def add(self, sequence: Sequence) -> None:
         """Queue a prompt; its table must be empty."""
-        self._waiting.append(_Waiting(sequence))
+        self._prompts[sequence] = _Prompt(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a prompt in whatever state; unknown is fine. Its blocks are left to the caller."""
-        self._waiting = [item for item in self._waiting if item.sequence is not sequence]
-        for item in self._admitted:
-            if item.sequence is sequence:
-                self._computing.subtract(item.computing)
-                self._computing = +self._computing
-        self._admitted = [item for item in self._admitted if item.sequence is not sequence]
+        prompt = self._prompts.pop(sequence, None)
+        if prompt is not None and prompt.computing:
+            self._computing.subtract(prompt.computing)
+            self._computing = +self._computing
 
     def schedule(self) -> PrefillStep:
-        """Cut the next chunks of what is admitted, then admit what fits into the rest of the budget.
+        """Share the budget out, first to the oldest prompt that can be computed, then by urgency.
 
-        So a prompt takes blocks only when its first chunk is computed, and has a chunk in every step from then on.
+        So a prompt takes blocks only when its first chunk is computed.
         """
-        chunks: list[Chunk] = []
-        budget = self._token_budget
-        for item in self._admitted:
-            budget = _cut(item.sequence, budget, chunks)
-        admitted = self._admit(budget, chunks)
-        return PrefillStep(tuple(chunks), tuple(admitted))
+        by_age = list(self._prompts.values())
+        round_ = _Round(self._token_budget, self._max_num_seqs - self.num_running)
+        if len(by_age) > 1:
+            for prompt in by_age:
+                if self._serve(prompt, self._token_budget - self._token_budget // 2, round_):
+                    break
+            by_age.sort(key=lambda prompt: prompt.urgency)
+        for prompt in by_age:
+            self._serve(prompt, round_.budget, round_)
+        return round_.step()
 
     def computed(self, chunk: Chunk) -> None:
         """Record that ``chunk`` was computed: publish its full blocks; a finished prompt leaves the scheduler."""
@@ -108,33 +120,29 @@ class PrefillScheduler:
         if sequence.num_remaining_tokens == 0:
             self.remove(sequence)
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        passed: list[_Waiting] = []
-        for item in list(self._waiting):
-            if budget == 0 or len(self._admitted) >= self._max_num_seqs:
-                break
-            if self._prefix_is_being_computed(item.sequence):
-                continue
-            if self._take_blocks(item.sequence):
-                self._waiting.remove(item)
-                admitted.append(item.sequence)
-                budget = _cut(item.sequence, budget, chunks)
-                for blocked in passed:
-                    blocked.num_bypassed += 1
-            else:
-                passed.append(item)
-                if item.num_bypassed >= MAX_BYPASS or len(passed) == MAX_LOOKAHEAD:
-                    break
-        return admitted
+    def _serve(self, prompt: _Prompt, num_tokens: int, round_: "_Round") -> bool:
+        """Let ``prompt`` have up to ``num_tokens`` of the round, admitting it if need be; whether it got any."""
+        if round_.budget == 0 or not (prompt.is_admitted or self._admit(prompt, round_)):
+            return False
+        return round_.give(prompt.sequence, num_tokens)
+
+    def _admit(self, prompt: _Prompt, round_: "_Round") -> bool:
+        if not round_.admits or prompt in round_.blocked or self._prefix_is_being_computed(prompt.sequence):
+            return False
+        if not self._take_blocks(prompt):
+            round_.block(prompt)
+            return False
+        round_.admit(prompt.sequence)
+        return True
 
     def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
         hashes = sequence.table.block_hashes(sequence.token_ids)
         num_cached = self._pool.match(hashes)
         return num_cached < len(hashes) and self._computing[hashes[num_cached]] > 0
 
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Give ``sequence`` its cached prefix and all further blocks; False, with nothing taken, if they lack."""
+    def _take_blocks(self, prompt: _Prompt) -> bool:
+        """Give ``prompt`` its cached prefix and all further blocks; False, with nothing taken, if they lack."""
+        sequence = prompt.sequence
         table = sequence.table
         sequence.adopt_prefix()
         if table.blocks_needed(sequence.num_tokens) > self._pool.num_available:
@@ -143,15 +151,52 @@ class PrefillScheduler:
             return False
         table.grow(sequence.num_tokens)
         num_cached_blocks = sequence.num_computed_tokens // self._pool.block_size
-        computing = table.block_hashes(sequence.token_ids)[num_cached_blocks:]
-        self._admitted.append(_Admitted(sequence, computing))
-        self._computing.update(computing)
+        prompt.computing = table.block_hashes(sequence.token_ids)[num_cached_blocks:]
+        self._computing.update(prompt.computing)
         return True
 
 
-def _cut(sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
-    """Append the next chunk of ``sequence`` to ``chunks``, if the budget allows one; return what is left of it."""
-    num_tokens = min(budget, sequence.num_remaining_tokens, sequence.max_chunk_tokens)
-    if num_tokens:
-        chunks.append(Chunk(sequence, num_tokens))
-    return budget - num_tokens
+class _Round:
+    """One step while it is decided."""
+
+    def __init__(self, budget: int, num_seats: int) -> None:
+        self.budget = budget
+        """Tokens that are left."""
+        self.blocked: list[_Prompt] = []
+        """Prompts that lack blocks."""
+        self._num_seats = num_seats
+        self._is_closed = False
+        self._tokens: dict[Sequence, int] = {}
+        self._admitted: list[Sequence] = []
+
+    @property
+    def admits(self) -> bool:
+        """Whether a prompt may be admitted."""
+        return self._num_seats > 0 and not self._is_closed
+
+    def admit(self, sequence: Sequence) -> None:
+        """``sequence`` has its blocks, and has passed those that are blocked."""
+        self._num_seats -= 1
+        self._admitted.append(sequence)
+        for blocked in self.blocked:
+            blocked.num_bypassed += 1
+
+    def block(self, prompt: _Prompt) -> None:
+        """``prompt`` lacks blocks; after so many, or when it was passed so often, nobody is admitted any more."""
+        self.blocked.append(prompt)
+        self._is_closed = prompt.num_bypassed >= MAX_BYPASS or len(self.blocked) == MAX_LOOKAHEAD
+
+    def give(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Let ``sequence`` have up to ``num_tokens`` more; whether it could have any."""
+        before = self._tokens.get(sequence, 0)
+        most = min(sequence.num_remaining_tokens, sequence.max_chunk_tokens) - before
+        given = min(num_tokens, most, self.budget)
+        if given > 0:
+            self._tokens[sequence] = before + given
+            self.budget -= given
+        return given > 0
+
+    def step(self) -> PrefillStep:
+        """Return the decision."""
+        chunks = tuple(Chunk(sequence, num_tokens) for sequence, num_tokens in self._tokens.items())
+        return PrefillStep(chunks, tuple(self._admitted))

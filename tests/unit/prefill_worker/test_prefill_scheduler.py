@@ -141,3 +141,56 @@ def test_everything_that_fits_is_computed_and_the_books_balance(data: st.DataObj
                 live.remove(sequence)
     assert live == []
     assert pool.counts().held == 0
+
+
+def shares(scheduler: PrefillScheduler) -> dict[Sequence, int]:
+    return {sequence: num_tokens for sequence, num_tokens, _ in run_step(scheduler)}
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it():
+    pool, scheduler = make(num_blocks=128, token_budget=16)
+    first, second = add(pool, scheduler, 90, 100)
+    assert shares(scheduler) == {first: 16}
+    short = new_sequence(pool, unique_tokens(5, start=9))
+    scheduler.add(short)
+    assert shares(scheduler) == {first: 8 + 3, short: 5}
+    assert shares(scheduler) == {first: 16}
+    assert len(second.table.block_ids) == 0
+
+
+def test_the_oldest_keeps_half_of_the_budget_however_many_short_ones_come():
+    pool, scheduler = make(num_blocks=512, token_budget=16, max_num_seqs=64)
+    (old,) = add(pool, scheduler, 80)
+    num_steps = 0
+    while old.num_remaining_tokens:
+        for index in range(6):
+            scheduler.add(new_sequence(pool, unique_tokens(4, start=1000 + 6 * num_steps + index)))
+        assert shares(scheduler)[old] >= 8
+        num_steps += 1
+    assert num_steps == 10
+
+
+def test_what_is_left_of_the_budget_goes_by_priority():
+    pool, scheduler = make(num_blocks=128, token_budget=16)
+    (old,) = add(pool, scheduler, 40)
+    urgent, short = (
+        new_sequence(pool, unique_tokens(length, start=200 + length), priority=priority)
+        for length, priority in ((50, -1), (6, 0))
+    )
+    scheduler.add(short)
+    scheduler.add(urgent)
+    assert shares(scheduler) == {old: 8, urgent: 8}
+
+
+def test_a_history_that_is_cached_makes_a_prompt_short():
+    pool, scheduler = make(num_blocks=128, token_budget=16)
+    tokens = unique_tokens(60, start=9)
+    cached = new_sequence(pool, tokens)
+    scheduler.add(cached)
+    while run_step(scheduler):
+        pass
+    cached.table.release()
+    old, middle = add(pool, scheduler, 100, 30)
+    turn = new_sequence(pool, [*tokens, 7, 8])
+    scheduler.add(turn)
+    assert shares(scheduler) == {old: 8, turn: 2 + 60 % BLOCK, middle: 6}
