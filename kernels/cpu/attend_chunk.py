@@ -1,4 +1,4 @@
-"""Attention of many queries of one sequence: the prefill path of the CPU.
+"""Attention of many queries of one sequence by torch: the prefill path of the CPU, where no compiled one serves.
 
 Keys and values of the sequence are gathered once. Queries are cut into pieces whose visible keys begin together, and
 each piece is attended by torch's blocked CPU attention: the keys before the piece in full, the piece itself causally,

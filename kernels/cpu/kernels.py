@@ -1,6 +1,7 @@
 """The CPU version of the kernels: compiled loops for decode rows and cache writes, matrix products for chunks.
 
-Decode rows go through the library of ``kernels/cpu/native`` where it was built, else through loops that numba compiles.
+Decode rows go through the library of ``kernels/cpu/native`` where it was built, else through loops that numba compiles;
+chunks in bfloat16 too where the processor multiplies such, else through torch's attention.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,11 @@ class CpuKernels:
         if self.native is None or q.dtype not in DTYPES:
             return self._attend_by_numba(q, kv, plan, form, sinks)
         out = q.new_empty(q.shape[0], q.shape[1], kv.v.shape[3])
-        _attend_chunks(out, q, kv, plan, form, sinks)
+        if self.native.can_attend_chunk(q, kv, form):
+            for chunk in plan.chunks:
+                self.native.attend_chunk(q, out, kv, chunk, form, sinks)
+        else:
+            _attend_chunks(out, q, kv, plan, form, sinks)
         if len(plan.row_ids):
             self.native.attend(q, out, kv, plan, form, sinks)
         return out

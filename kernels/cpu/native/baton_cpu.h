@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define BATON_ABI 2 /* to be raised with every change of this file */
+#define BATON_ABI 3 /* to be raised with every change of this file */
 
 enum { BATON_F32 = 0, BATON_BF16 = 1 };
 

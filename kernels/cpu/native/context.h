@@ -28,6 +28,8 @@ typedef struct {
                   const void *sin, int64_t width, int64_t rows, int64_t dtype);
     int (*attend)(BatonContext *, const BatonCache *, const BatonRows *, const BatonForm *, const void *q,
                   int64_t q_stride, int64_t q_heads, void *out, int64_t dtype);
+    int (*attend_chunk)(BatonContext *, const BatonCache *, const BatonForm *, const int32_t *table, const void *q,
+                        int64_t q_heads, void *out, int64_t num_queries, int64_t position);
     int (*layer)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, void *hidden,
                  const void *cos, const void *sin, int64_t rotary_width);
 } BatonLevel;

@@ -91,6 +91,14 @@ EXPORT int baton_attend(BatonContext *context, const BatonCache *cache, const Ba
     return level->attend(context, cache, rows, form, q, q_stride, q_heads, out, dtype);
 }
 
+/* Attend with num_queries rows of one sequence, q and out [num_queries, q_heads, dim] in bfloat16, contiguous, the first
+   at position. Only at the level avx512_bf16, without softcap, with an even k_dim; keys and values are bfloat16. */
+EXPORT int baton_attend_chunk(BatonContext *context, const BatonCache *cache, const BatonForm *form,
+                              const int32_t *table, const void *q, int64_t q_heads, void *out, int64_t num_queries,
+                              int64_t position) {
+    return level->attend_chunk(context, cache, form, table, q, q_heads, out, num_queries, position);
+}
+
 /* Layer after layer on hidden, in place; one call, so that helpers need not sleep between layers. */
 EXPORT int baton_layers(BatonContext *context, const BatonLayer *layers, const BatonCache *caches, int64_t num_layers,
                         const BatonRows *rows, void *hidden, const void *cos, const void *sin, int64_t rotary_width) {

@@ -1,6 +1,7 @@
 /* All operations for one level of instruction set. Compiled once for each level, with LEVEL as its name and the
    compiler flags that allow its instructions; dispatch.c chooses. */
 
+#include "chunk_attention.h"
 #include "layer.h"
 
 #define JOIN(a, b) a##b
@@ -110,6 +111,32 @@ static int level_attend(BatonContext *context, const BatonCache *cache, const Ba
     return 0;
 }
 
+/* See baton_attend_chunk. */
+static int level_attend_chunk(BatonContext *context, const BatonCache *cache, const BatonForm *form,
+                              const int32_t *table, const void *q, int64_t q_heads, void *out, int64_t num_queries,
+                              int64_t position) {
+#if defined(__AVX512BF16__)
+    int64_t first_block = first_key(form, position) / KEYS;
+    int64_t num_blocks = (position + num_queries + KEYS - 1) / KEYS - first_block, columns = chunk_columns(cache);
+    int64_t keys = cache->kv_heads * num_blocks * cache->k_dim / 2 * KEYS;
+    int64_t values = cache->kv_heads * num_blocks * columns * BLOCK_PAIRS;
+    int64_t floats = QUERY_ROWS * columns, group = q_heads / cache->kv_heads;
+    float *scratch = context_scratch(context, keys + values + floats * pool_num_threads(context->pool));
+    if (!scratch) return -1;
+    ChunkJob job = {.cache = cache, .form = form, .table = table, .q = q, .out = out, .q_heads = q_heads,
+                    .num_queries = num_queries, .position = position, .first_block = first_block,
+                    .num_blocks = num_blocks, .keys = (uint32_t *)scratch, .values = (uint32_t *)scratch + keys,
+                    .columns = columns, .scratch = scratch + keys + values, .scratch_floats = floats};
+    pool_run(context->pool, pack_task, &job, cache->kv_heads * num_blocks);
+    pool_run(context->pool, chunk_task, &job, cache->kv_heads * ((num_queries * group + TILE_ROWS - 1) / TILE_ROWS));
+    return 0;
+#else
+    (void)context, (void)cache, (void)form, (void)table, (void)q, (void)q_heads, (void)out, (void)num_queries;
+    (void)position;
+    return -1;
+#endif
+}
+
 extern const BatonLevel TABLE(LEVEL);
 const BatonLevel TABLE(LEVEL) = {
     .name = NAME(LEVEL),
@@ -118,5 +145,6 @@ const BatonLevel TABLE(LEVEL) = {
     .silu_mul = level_silu_mul,
     .rotate = level_rotate,
     .attend = level_attend,
+    .attend_chunk = level_attend_chunk,
     .layer = level_layer,
 };

@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
 from kernels.cpu.native import library
 from kernels.cpu.native.library import DTYPES, Cache, Form, Layer, Linear, Rows
-from kernels.cpu.plan import CpuPlan, LastPlan
+from kernels.cpu.plan import Chunk, CpuPlan, LastPlan
 from kernels.cpu.product_rule import largest_rows
 from kernels.decoder_layer import LayerWeights, LinearWeights
 from kernels.layer_kv import LayerKV
+
+_MAX_CHUNK_DIM = 1024
+"""MAX_DIM of ``chunk_attention.h``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +100,7 @@ class Native:
         self._stacks: dict[tuple[LayerKV, ...], ctypes.Array[Cache]] = {}
         self._rows: tuple[CpuPlan, Rows] | None = None
         level = library.choose_level(lib) or "portable"
+        self._has_pairs = level == "avx512_bf16"
         self._largest = {dtype: largest_rows(level, is_bfloat16=dtype == torch.bfloat16) for dtype in DTYPES}
 
     def is_faster(self, rows: int, dtype: torch.dtype) -> bool:
@@ -140,6 +145,20 @@ class Native:
         q, sinks = q.contiguous(), _float(sinks)
         where = (self._cache(kv), self._planned(plan), _form(form, sinks))
         self._call("baton_attend", *where, q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), DTYPES[q.dtype])
+
+    def can_attend_chunk(self, q: Tensor, kv: LayerKV, form: AttentionForm) -> bool:
+        """Whether :meth:`attend_chunk` takes such queries."""
+        is_bfloat16 = q.dtype == kv.k.dtype == kv.v.dtype == torch.bfloat16
+        fits = q.shape[2] % 2 == 0 and max(q.shape[2], kv.v.shape[3]) <= _MAX_CHUNK_DIM
+        return self._has_pairs and is_bfloat16 and form.softcap is None and fits
+
+    def attend_chunk(
+        self, q: Tensor, out: Tensor, kv: LayerKV, chunk: Chunk, form: AttentionForm, sinks: Tensor | None
+    ) -> None:
+        """Attend with the rows of ``chunk``, from ``q [T, q_heads, k_dim]`` into ``out [T, q_heads, v_dim]``."""
+        q, sinks, table = q[chunk.begin : chunk.end].contiguous(), _float(sinks), np.ascontiguousarray(chunk.table)
+        where = (self._cache(kv), _form(form, sinks), table.ctypes.data, q.data_ptr(), q.shape[1])
+        self._call("baton_attend_chunk", *where, out[chunk.begin].data_ptr(), len(q), chunk.position)
 
     def decoder_layers(
         self, stack: NativeStack, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[LayerKV], plan: CpuPlan
