@@ -17,7 +17,7 @@ from kernels.cpu.native.build import LIBRARY, build, find_compiler
 
 _ROOT = Path(__file__).parents[2]
 _FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
-_TESTS = ("tests/kernels/test_native.py", "tests/kernels/test_paged_attention.py", "tests/kernels/test_store_kv.py")
+_TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("native", "paged_attention", "chunk_attention", "store_kv"))
 _IGNORED = shutil.ignore_patterns("__pycache__", LIBRARY.name)
 
 
