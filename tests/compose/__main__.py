@@ -128,12 +128,13 @@ class Run:
         return f"{killed[0]} killed after {KILL_AFTER} pieces; the same {len(answer.text)} characters"
 
     def restart_in_another_role(self) -> str:
-        """A container that the engine starts again after a change of the ratio takes the role that it was told last."""
+        """A worker that has ended and is started again takes the role that it was told last."""
         project = self._project
         changed = [one["worker"] for one in self._set_ratio("3:1")["changed"]]
         _check(len(changed) == 1, f"changed: {changed}")
         before = self._epoch(changed[0])
-        project.engine("restart", _container(changed[0]))
+        project.engine("stop", _container(changed[0]))
+        project.engine("start", _container(changed[0]))
         project.wait("it is back", lambda: self._epoch(changed[0]) not in (None, before))
         project.wait(
             "3 prefill workers and 1 decode worker are ready", lambda: self._ready() == {"prefill": 3, "decode": 1}
