@@ -118,6 +118,8 @@ class Plan(Message, frozen=True):
     """The transfer to expect when ``kind`` is remote."""
     peer: PeerPrefix | None = None
     """From whom a prefix may be pulled when ``kind`` is local."""
+    gently: bool = False
+    """When ``kind`` is local: in so few tokens a step that answers beside it do not slow down."""
 
 
 class Abort(Message, frozen=True):

@@ -73,6 +73,6 @@ class Plans:
             self._transfers.stop(request)  # what was pulled so far is kept, see decode_worker.pulls
             return
         self._transfers.withdraw(request, "computed by the decode worker")
-        self._scheduler.compute_here(request.sequence)
+        self._scheduler.compute_here(request.sequence, gently=request.plan is not None and request.plan.gently)
         request.ready_at = time.monotonic()
         self._wake.set()

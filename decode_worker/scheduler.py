@@ -28,6 +28,10 @@ from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
 from kvstore.sequence import Chunk, Sequence
 
+GENTLE_TOKENS = 4
+"""Prompt tokens that cost a step of decoding next to nothing: its time is that of reading the weights, once for all
+rows."""
+
 
 class DecodeScheduler:
     """Owns all sequences of a decode worker. ``saves`` says whether a sequence that is preempted is to be saved.
@@ -108,11 +112,15 @@ class DecodeScheduler:
         if slot.stage is Stage.EXPECTING:
             slot.stage = Stage.OFFERED
 
-    def compute_here(self, sequence: Sequence) -> None:
-        """This worker computes the prompt; one that already has blocks or runs is left alone."""
+    def compute_here(self, sequence: Sequence, *, gently: bool = False) -> None:
+        """This worker computes the prompt; one that already has blocks or runs is left alone.
+
+        ``gently``: in so few tokens a step that answers beside it do not slow down.
+        """
         slot = self._slots[sequence]
         if slot.stage in (Stage.HELD, Stage.EXPECTING, Stage.OFFERED):
             slot.stage = Stage.WAITING
+            slot.is_gentle = gently
 
     def pulled(self, sequence: Sequence, num_tokens: int) -> None:
         """The pull has ended with ``num_tokens`` valid leading tokens; what is missing is computed here.
@@ -199,9 +207,12 @@ class DecodeScheduler:
         decoding = [slot for slot in running if slot.sequence.num_remaining_tokens == 1]
         chunks = [Chunk(slot.sequence, 1) for slot in decoding]
         budget = self._local_chunk_tokens if decoding else self._token_budget
+        gentle_budget = GENTLE_TOKENS if decoding else self._token_budget
         for slot in running:
             remaining = slot.sequence.num_remaining_tokens
-            if remaining > 1 and budget > 0:
-                chunks.append(Chunk(slot.sequence, min(budget, remaining, slot.sequence.max_chunk_tokens)))
+            most = min(budget, gentle_budget) if slot.is_gentle else budget
+            if remaining > 1 and most > 0:
+                chunks.append(Chunk(slot.sequence, min(most, remaining, slot.sequence.max_chunk_tokens)))
                 budget -= chunks[-1].num_scheduled_tokens
+                gentle_budget -= chunks[-1].num_scheduled_tokens if slot.is_gentle else 0
         return tuple(chunks)

@@ -37,6 +37,8 @@ class Slot:
     """When a step first found it waiting for room, if it does now."""
     waited_s: float = 0.0
     """How long it has waited for room before that."""
+    is_gentle: bool = False
+    """Its prompt is computed in few tokens a step beside answers."""
     num_saved_tokens: int = 0
     """Tokens whose KV is in host memory, while it waits."""
 

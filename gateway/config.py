@@ -74,7 +74,7 @@ class GatewayConfig(Bounds):
 
     max_prefill_wait_s: float = 30.0
     """A prompt whose wait for the prefill pool is estimated longer than this is prefilled where it is decoded, unless
-    that takes longer. It slows the answers down that are written there, so it is the last resort."""
+    that takes longer; beside answers in few tokens a step, so that these do not slow down."""
 
     ttft_target: float = 30.0
     """Seconds to a first token that the waiting prompts may already take when one more is let in; beyond that requests

@@ -21,7 +21,7 @@ from compose.tune.worker import SimWorker, slowness
 from gateway.planner.planner import Action, Decision, Planner
 from gateway.planner.pressure import Pressure, Targets, look
 from gateway.planner.ratio import Ratio, choose_donor, live
-from gateway.router import ClusterView, PlanChoice, RouterLimits, choose_decode, choose_plan
+from gateway.router import ClusterView, PlanChoice, Reason, RouterLimits, choose_decode, choose_plan
 from gateway.workers.cluster import Member
 
 LOOK_S = 1.0
@@ -153,7 +153,7 @@ class SimCluster:
         flow.reader, flow.work_tokens = self._members[name], choice.work_tokens
         flow.reader.tokens.add(flow.work_tokens)
         if choice.prefill is None:
-            flow.decode.compute_here(request)
+            flow.decode.compute_here(request, gently=choice.reason is Reason.PREFILL_BUSY)
             return
         flow.prefill = self._workers[name]
         flow.decode.expect(request)

@@ -130,10 +130,10 @@ class SimWorker:
         self._decode.add(request.sequence)
         return request.sequence.table.cached_prefix(request.token_ids)
 
-    def compute_here(self, request: SimRequest) -> None:
+    def compute_here(self, request: SimRequest, *, gently: bool) -> None:
         """Read the prompt too."""
         assert request.sequence is not None
-        self._decode.compute_here(request.sequence)
+        self._decode.compute_here(request.sequence, gently=gently)
         self._ready_at[request.sequence] = self._clock.now
         self.wake()
 

@@ -87,7 +87,8 @@ class Prefilling:
     async def _compute_local(self, attempt: Attempt) -> None:
         with self._cluster.counted(attempt.worker, tokens=self._num_missing(attempt)):
             peer = None if attempt.choice is None else attempt.choice.peer
-            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL, peer=peer))
+            gently = attempt.choice is not None and attempt.choice.reason is Reason.PREFILL_BUSY
+            await attempt.plan(Plan(attempt.request_id, PlanKind.LOCAL, peer=peer, gently=gently))
             await attempt.wait_for(Stage.WRITING, None)
 
     async def _compute_remote(self, attempt: Attempt, prefill: WorkerView, wait_s: float) -> Reason | None:

@@ -6,8 +6,8 @@ _HALF_WEIGHT_TOKENS = 512
 """A step of this many prompt tokens weighs as much as everything before it; a few tokens, whose step is bound by other
 things than their number, weigh next to nothing."""
 
-_MIN_FIRST_TOKENS = 32
-"""Nothing is measured before a step of so many prompt tokens."""
+_MIN_TOKENS = 32
+"""Steps of fewer prompt tokens say nothing about their rate."""
 
 _BUSY_S = 5.0
 """What was longer ago than this counts little for how busy the loop is."""
@@ -47,7 +47,7 @@ class StepMeter:
         self._busy_since = now
         self._measure_gap(now if decodes else None)
         elapsed = now - self._began
-        if elapsed <= 0 or num_prompt_tokens < (1 if self.prompt_tokens_per_s else _MIN_FIRST_TOKENS):
+        if elapsed <= 0 or num_prompt_tokens < _MIN_TOKENS:
             return
         rate = num_prompt_tokens / elapsed
         previous = self.prompt_tokens_per_s or rate

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from decode_worker.scheduler import DecodeScheduler
+from decode_worker.scheduler import GENTLE_TOKENS, DecodeScheduler
 from decode_worker.slots import Stage
 from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
@@ -66,6 +66,23 @@ def test_decoding_sequences_come_first_and_a_local_prompt_gets_small_chunks():
     assert sizes(run_step(scheduler)) == [20]
     add_local(pool, scheduler, 20, start=1)
     assert [sizes(run_step(scheduler)) for _ in range(4)] == [[1, 8], [1, 8], [1, 4], [1, 1]]
+
+
+def test_prompts_that_are_computed_gently_share_a_few_tokens_beside_answers_and_take_all_without():
+    pool, scheduler = make(token_budget=32, local_chunk_tokens=8)
+    first, second = (new_sequence(pool, unique_tokens(40, start)) for start in (1, 2))
+    for sequence in (first, second):
+        scheduler.add(sequence)
+        scheduler.compute_here(sequence, gently=True)
+    assert sizes(run_step(scheduler)) == [32]
+    add_local(pool, scheduler, 5)
+    assert sizes(run_step(scheduler)) == [8, 24]  # nobody decodes yet
+    assert sizes(run_step(scheduler)) == [1, GENTLE_TOKENS, 4]
+    assert sizes(run_step(scheduler)) == [1, GENTLE_TOKENS, 1]
+    third = new_sequence(pool, unique_tokens(40, 3))
+    scheduler.add(third)
+    scheduler.compute_here(third, gently=True)
+    assert sizes(run_step(scheduler)) == [1, 1, GENTLE_TOKENS]
 
 
 def test_a_block_is_taken_when_the_boundary_is_crossed():
