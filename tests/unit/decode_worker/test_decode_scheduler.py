@@ -78,7 +78,7 @@ def test_prompts_that_are_computed_gently_share_a_few_tokens_beside_answers_and_
     add_local(pool, scheduler, 5)
     assert sizes(run_step(scheduler)) == [8, 24]  # nobody decodes yet
     assert sizes(run_step(scheduler)) == [1, GENTLE_TOKENS, 4]
-    assert sizes(run_step(scheduler)) == [1, GENTLE_TOKENS, 1]
+    assert sizes(run_step(scheduler)) == [1, 1, GENTLE_TOKENS]
     third = new_sequence(pool, unique_tokens(40, 3))
     scheduler.add(third)
     scheduler.compute_here(third, gently=True)
