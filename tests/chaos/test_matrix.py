@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(420)]
 
 ANSWER_S = 45.0
 """A client has its final answer within this time after a fault."""
-MAX_TRIES = 6
+MAX_TRIES = 15
 HAND_OVER_BYTES_PER_S = 2e6
 """Prefill workers are behind lines so slow that a hand-over lasts long enough to be found, and broken, half-way."""
 NUM_WRITING, NUM_READING = 4, 8
-LONG_ANSWER, SHORT_ANSWER = 500, 12
+LONG_ANSWER, SHORT_ANSWER = 1200, 12
 LONG_PROMPT, SHORT_PROMPT = 1400, 40
 
 Prompts = dict[tuple[int, ...], list[int]]
