@@ -52,6 +52,6 @@ async def test_who_is_refused_comes_back_when_told_and_everybody_is_served(clust
     await asyncio.gather(*map(client, range(NUM_CLIENTS)))
     assert set(statuses) == {200, 429}
     assert statuses[200] == NUM_CLIENTS
-    assert statuses[429] >= NUM_CLIENTS // 3
+    assert statuses[429] >= NUM_CLIENTS // 20
     assert order[429][0] < order[200][NUM_CLIENTS // 4], "a refusal waits for nobody's answer"
     await cluster.wait_idle()
