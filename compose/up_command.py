@@ -28,6 +28,7 @@ def up_command() -> Callable[..., None]:
         parameter = Parameter(help=option.help, group=_GROUPS[option.group])
         named[option.name] = (Annotated[option.type, parameter], option.default)
     up.__annotations__ = {name: annotation for name, (annotation, _) in named.items()}
+    up.__kwdefaults__ = {"config": UpConfig()}
     up.__doc__ = UpConfig.__doc__
     up.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
