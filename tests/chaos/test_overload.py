@@ -12,9 +12,9 @@ from tests.support.reference import Reference
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
-NUM_CLIENTS = 600
-NUM_PROMPTS, PROMPT_TOKENS, NUM_TOKENS = 20, 150, 40
-"""600 * 190 tokens; two decode workers of 900 blocks promise each slot twice, which is 57,600."""
+NUM_CLIENTS = 400
+NUM_PROMPTS, PROMPT_TOKENS, NUM_TOKENS = 20, 400, 80
+"""400 * 480 tokens; two decode workers of 900 blocks promise each slot twice, which is 57,600."""
 
 
 async def test_who_is_refused_comes_back_when_told_and_everybody_is_served(cluster: ChaosCluster, model: Path) -> None:
