@@ -523,7 +523,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_s: float
     """Measured prompt tokens a second while busy; 0 until measured."""
     tick_age_s: float
-    """Seconds since the step loop last turned while work exists; 0 when idle."""
+    """Seconds since the step loop should have turned, by the size of its step and the measured rate; 0 when idle."""
     pull_tokens_per_s: float = 0.0
     """Measured tokens a second of blocks pulled from other workers; 0 until measured."""
     busy: float = 0.0

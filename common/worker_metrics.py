@@ -23,7 +23,12 @@ def record_metrics(records: Iterable[WorkerRecord]) -> Iterator[Metric]:
     yield _gauge("waiting", "Sequences that wait", records, lambda record: record.load.waiting)
     yield _gauge("queued_tokens", "Prompt tokens to compute", records, lambda record: record.load.queued_tokens)
     yield _gauge("tokens_per_second", "Prompt tokens a second", records, lambda record: record.load.tokens_per_s)
-    yield _gauge("tick_age_seconds", "Age of the last step", records, lambda record: record.load.tick_age_s)
+    yield _gauge(
+        "tick_age_seconds",
+        "Seconds for which the running step is overdue",
+        records,
+        lambda record: record.load.tick_age_s,
+    )
     yield _blocks(records)
     yield _slots(records)
     yield from _counters(records)

@@ -112,7 +112,7 @@ class GatewayConfig(Bounds):
     """Seconds that an answer which lost its decode worker waits for another one to appear."""
 
     max_tick_age_s: float = 10.0
-    """A worker with work whose step loop has not turned for this long counts as stuck."""
+    """A worker whose step takes so many seconds longer than one of its size may counts as stuck."""
 
     headers_after_s: float = 10.0
     """A streamed answer's headers are sent with its first token, or after this long."""

@@ -200,7 +200,7 @@ class SimWorker:
             self._meter.idle()
             return
         self.is_stepping = True
-        self._meter.begin(self._clock.now)
+        self._meter.begin(self._clock.now, sum(chunk.num_scheduled_tokens for chunk in chunks))
         self._clock.after(self._profile.step_s(chunks) * self._slow(self), lambda: self._stepped(chunks))
 
     def _schedule(self) -> Sequence[Chunk]:

@@ -9,6 +9,13 @@ things than their number, weigh next to nothing."""
 _MIN_TOKENS = 32
 """Steps of fewer prompt tokens say nothing about their rate."""
 
+_PATIENCE = 4.0
+"""A step may take this many times what its tokens take at the measured rate: with a long context before them, or beside
+other work on the machine, they take longer."""
+
+_ASSUMED_TOKENS_PER_S = 40.0
+"""Rate that a step is held to before one was measured: slow, since models may be large and first steps compile."""
+
 _BUSY_S = 5.0
 """What was longer ago than this counts little for how busy the loop is."""
 
@@ -26,16 +33,18 @@ class StepMeter:
         """Mean seconds between two steps that decode; 0 while nothing does."""
         self._busy_since: float | None = None
         self._began = 0.0
+        self._allowed_s = 0.0
         self._ended = 0.0
         self._is_stepping = False
         self._busy = 0.0
         self._decoded_at: float | None = None
 
-    def begin(self, now: float) -> None:
-        """A step begins."""
+    def begin(self, now: float, num_tokens: int) -> None:
+        """A step of so many tokens begins."""
         self._busy = _towards(self._busy, 0.0, now - self._ended)
         self._is_stepping = True
         self._began = now
+        self._allowed_s = _PATIENCE * num_tokens / (self.prompt_tokens_per_s or _ASSUMED_TOKENS_PER_S)
         self._busy_since = now
 
     def end(self, now: float, num_prompt_tokens: int, *, decodes: bool = False) -> None:
@@ -43,6 +52,7 @@ class StepMeter:
         self.num_steps += 1
         self._busy = _towards(self._busy, 1.0, now - self._began)
         self._is_stepping = False
+        self._allowed_s = 0.0
         self._ended = now
         self._busy_since = now
         self._measure_gap(now if decodes else None)
@@ -60,8 +70,9 @@ class StepMeter:
         self._measure_gap(None)
 
     def tick_age_s(self, now: float) -> float:
-        """Return the seconds since the loop last turned, 0 when idle."""
-        return 0.0 if self._busy_since is None else now - self._busy_since
+        """Return the seconds since the loop should have turned: 0 when idle, or while a step takes no longer than one
+        of its size may."""
+        return 0.0 if self._busy_since is None else max(0.0, now - self._busy_since - self._allowed_s)
 
     def busy(self, now: float) -> float:
         """Return the share of the last seconds in which a step ran."""

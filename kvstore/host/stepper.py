@@ -122,7 +122,7 @@ class Stepper:
 
     def _begin(self, flight: Flight, now: float) -> None:
         flight.began = now
-        self.meter.begin(now)
+        self.meter.begin(now, sum(len(reading.row.token_ids) for reading in flight.readings))
 
     def _landed(self, flight: Flight) -> None:
         now = time.monotonic()
