@@ -175,7 +175,8 @@ def top_table(answer: Mapping[str, Any]) -> Table:
     table = _table("prefixes by tokens saved")
     for name in ("hash", "tokens", "saved", "requests", "rate", "holders", "used"):
         table.add_column(name, justify="left" if name in ("hash", "holders") else "right", no_wrap=True)
-    table.add_column("first words", overflow="ellipsis", no_wrap=True)
+    table.expand = True  # so that the words get what the figures leave, and never the other way round
+    table.add_column("first words", overflow="ellipsis", no_wrap=True, ratio=1)
     for prefix in answer["prefixes"]:
         table.add_row(
             prefix["hash"][:8],

@@ -1,10 +1,10 @@
-"""``baton cache stats``: what the table says of workers and their roles."""
+"""``baton cache``: what the tables say of workers and their roles, and of shared prefixes."""
 
 from io import StringIO
 
 from rich.console import Console
 
-from compose.cache_view import stats_table
+from compose.cache_view import stats_table, top_table
 
 
 def counts(queries: int) -> dict[str, object]:
@@ -36,3 +36,21 @@ def test_a_worker_that_has_changed_its_role_has_a_row_for_each_role() -> None:
         assert row in rows
     for row in (["prefill-0", "prefill", "20"], ["prefill-0", "decode", "10"]):
         assert row in rows
+
+
+def test_long_first_words_leave_the_figures_room_in_a_narrow_terminal() -> None:
+    prefix = {
+        "hash": "0123456789abcdef",
+        "tokens": 1536,
+        "saved_tokens": 12345,
+        "requests": 37,
+        "hit_rate": 0.93,
+        "holders": ["prefill-0", "decode-0"],
+        "last_used_s": 3.0,
+        "first_words": "You are a helpful assistant that answers whatever it is asked at great length and in detail",
+    }
+    console = Console(file=StringIO(), width=80)
+    console.print(top_table({"prefixes": [prefix]}))
+    assert isinstance(console.file, StringIO)
+    row = next(line.split() for line in console.file.getvalue().splitlines() if "You" in line)
+    assert row[:9] == ["01234567", "1536", "12345", "37", "93", "%", "2", "3", "s"]
