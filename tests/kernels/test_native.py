@@ -1,6 +1,9 @@
 """The compiled operations against their eager twins, at every instruction-set level that this processor has."""
 
+import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +170,31 @@ def test_threads_share_the_work_without_changing_it():
     for _ in range(300):
         for linear, wanted in zip(linears, expected, strict=True):
             assert torch.equal(four.linear(x, linear), wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the nice values of threads apart")
+def test_helpers_are_as_nice_as_the_thread_that_calls():
+    native = built_native(3)
+    if native is None:
+        pytest.skip("there is no C compiler")
+    linear, x = as_linear(new_linear(700, 64, torch.float32, bias=False)), randn(3, 64, dtype=torch.float32)
+
+    def nices_of_new_threads(nice: int) -> list[int]:
+        """Return how nice the threads are that a caller on a thread of its own, so much nicer, brings."""
+
+        def call() -> list[int]:
+            before = set(os.listdir("/proc/self/task"))
+            os.nice(nice)
+            native.linear(x, linear)
+            started = set(os.listdir("/proc/self/task")) - before
+            return [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in started]
+
+        with ThreadPoolExecutor(1) as caller:
+            return caller.submit(call).result()
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for nice in (4, 0, 7, 0):
+        assert nices_of_new_threads(nice) == [own + nice] * 2
 
 
 def test_without_a_library_there_is_none(tmp_path: Path):

@@ -33,6 +33,7 @@ struct Pool {
     _Atomic int64_t next_thread;
     int64_t num_threads;
     int64_t started;
+    uint64_t caller; /* the thread that the helpers belong to */
     pthread_mutex_t mutex;
     pthread_cond_t wake; /* a job begins, or the end */
     pthread_cond_t finished;
@@ -105,6 +106,35 @@ static void *help(void *argument) {
     return NULL;
 }
 
+/* Return what tells this thread from all others, also from those that have ended. */
+static uint64_t this_thread(void) {
+    static _Atomic uint64_t num_threads;
+    static _Thread_local uint64_t number;
+    if (!number) number = atomic_fetch_add(&num_threads, 1) + 1;
+    return number;
+}
+
+/* Start the helpers of this thread; return whether all could be started. */
+static int start_helpers(Pool *pool) {
+    pool->caller = this_thread();
+    pool->started = 0;
+    atomic_store(&pool->ending, 0);
+    atomic_store(&pool->next_thread, 1);
+    while (pool->started < pool->num_threads - 1) {
+        if (pthread_create(&pool->helpers[pool->started], NULL, help, pool)) return 0;
+        pool->started++;
+    }
+    return 1;
+}
+
+static void end_helpers(Pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->ending, 1);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int64_t i = 0; i < pool->started; i++) pthread_join(pool->helpers[i], NULL);
+}
+
 Pool *pool_new(int64_t num_threads) {
     if (num_threads < 1) num_threads = 1;
     size_t bytes = sizeof(Pool) + (size_t)(num_threads - 1) * sizeof(pthread_t);
@@ -112,29 +142,19 @@ Pool *pool_new(int64_t num_threads) {
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->num_threads = num_threads;
-    atomic_store(&pool->next_thread, 1);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->finished, NULL);
-    while (pool->started < num_threads - 1) {
-        if (pthread_create(&pool->helpers[pool->started], NULL, help, pool)) {
-            pool_free(pool);
-            return NULL;
-        }
-        pool->started++;
-    }
-    return pool;
+    if (start_helpers(pool)) return pool;
+    pool_free(pool);
+    return NULL;
 }
 
 void pool_free(Pool *pool) {
     if (!pool) return;
-    pthread_mutex_lock(&pool->mutex);
-    atomic_store(&pool->ending, 1);
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
-    for (int64_t i = 0; i < pool->started; i++) pthread_join(pool->helpers[i], NULL);
-    pthread_cond_destroy(&pool->finished);
+    end_helpers(pool);
     pthread_cond_destroy(&pool->wake);
+    pthread_cond_destroy(&pool->finished);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
 }
@@ -157,6 +177,10 @@ void pool_run(Pool *pool, PoolWork work, const void *job, int64_t num_tiles) {
     if (pool->num_threads == 1 || num_tiles <= 1) {
         for (int64_t tile = 0; tile < num_tiles; tile++) work(job, tile, 0);
         return;
+    }
+    if (pool->caller != this_thread()) {
+        end_helpers(pool);
+        start_helpers(pool); /* fewer than wanted are slower, and nothing worse */
     }
 #if defined(__linux__)
     atomic_store(&pool->caller_core, sched_getcpu());
