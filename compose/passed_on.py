@@ -17,7 +17,7 @@ from kvstore.host.config import WorkerConfig
 SETTLED = frozenset(
     {
         *("model", "host", "port", "redis", "threads"),  # by an option of its own
-        *("worker_id", "cluster_token", "prefill_expected", "role_file"),  # made up for each start
+        *("worker_id", "cluster_token", "prefill_expected", "role_dir"),  # made up for each start
         *("port_file", "advertise", "metrics_port"),  # one value cannot serve several workers, or serves nobody here
     }
 )

@@ -13,6 +13,7 @@ from compose.child import ChildSpec
 from compose.passed_on import PassedOn, passed_on_options
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
+from kvstore.host import role_file
 from kvstore.host.config import WorkerConfig
 
 STOP_MARGIN_S = 5.0
@@ -21,7 +22,6 @@ STOP_MARGIN_S = 5.0
 _SECRETS = frozenset({"redis", "cluster_token", "admin_key", "api_key"})
 """Fields that go by the environment: whoever may list processes sees their arguments."""
 
-_ROLE_SUFFIX = ".role"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _WAITING = {"OMP_WAIT_POLICY": "passive"}
 """torch's threads sleep at a barrier instead of spinning on a core that another worker could use."""
@@ -65,8 +65,8 @@ def plan_cluster(config: UpConfig, passed: PassedOn, site: Site, environ: Mappin
 
 def forget_roles(site: Site) -> None:
     """Let every worker of this start begin in the role of its name, whatever it did in an earlier one."""
-    for role_file in site.log_dir.glob(f"*{_ROLE_SUFFIX}"):
-        role_file.unlink()
+    for path in site.log_dir.glob(f"*{role_file.SUFFIX}"):
+        path.unlink()
 
 
 def base_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -102,7 +102,7 @@ def _worker(passed: PassedOn, site: Site, role: Role, index: int, threads: int, 
     settled: dict[str, Any] = {
         "worker_id": name,
         "threads": threads,
-        "role_file": site.log_dir / f"{name}{_ROLE_SUFFIX}",
+        "role_dir": site.log_dir,
     }
     options = WorkerConfig(**(dict(passed.workers) | _common(passed.workers, site) | settled))
     return _child(name, f"{role}_worker", options, env)

@@ -1,4 +1,4 @@
-"""All decoder layers of a model as one module: one compiled call for a step of decode rows.
+"""All decoder layers of a model as one module: one compiled call for a step.
 
 Between two calls Python does some work, and the compiled kernels' threads go to sleep meanwhile and have to be woken
 again; with a small model that costs more than the layer itself.
@@ -32,7 +32,7 @@ class CpuDecoderStack(nn.Module):
         if step is not None and native is not None:
             caches = [step.caches[index] for index in self._indices]
             plan = native.plans.of(step.rows, caches[0])
-            if not plan.chunks and native.is_faster(hidden_states.shape[1], hidden_states.dtype):
+            if native.can_run_layers(self._stack, caches, plan, hidden_states.dtype):
                 x, cos, sin = (states[0].contiguous() for states in (hidden_states, *position_embeddings))
                 return native.decoder_layers(self._stack, x, cos, sin, caches, plan)[None]
         for layer in self.layers:

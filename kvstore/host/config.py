@@ -119,9 +119,9 @@ class WorkerConfig:
     drain_seconds: float = 30.0
     """Seconds that running work may take after SIGTERM."""
 
-    role_file: Path | None = None
-    """File that remembers the role that the worker was told to take last, so that it starts again in it; none: it
-    starts in the role of its command."""
+    role_dir: Path | None = None
+    """Folder that remembers, under the worker's name, the role that it was told to take last: it starts again in that
+    one; none: it starts in the role of its command."""
 
     log_level: str = "INFO"
     """Lowest level that is logged."""

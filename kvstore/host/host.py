@@ -45,9 +45,9 @@ class Host:
     def __init__(self, config: WorkerConfig, role: Role, load: Load = load_model_parts) -> None:
         self._config = config
         self._load_model = load
-        self._role_file = RoleFile(config.role_file)
-        self._first_role = self._role_file.read(otherwise=role)
         self._worker_id = WorkerId(config.name_for(role))
+        self._role_file = RoleFile(config.role_dir, self._worker_id)
+        self._first_role = self._role_file.read(otherwise=role)
         self._stopping = False
         self._life: Life | None = None
         self.ready = asyncio.Event()

@@ -1,22 +1,29 @@
 """Remembers in a file which role a worker took last, so that one that dies after a change starts again in it.
 
-The supervisor names the file and removes it at the cluster's own start: a fresh cluster begins with the ratio it was
+The supervisor removes the files at the cluster's own start: a fresh cluster begins with the ratio it was
 asked for, and a worker that is restarted inside one keeps the ratio as it was changed.
 """
 
 import logging
 from pathlib import Path
 
+from common.ids import WorkerId
 from common.messages import Role
 
 log = logging.getLogger(__name__)
 
 
-class RoleFile:
-    """The file at ``path``; None remembers nothing. A file that cannot be used is as good as none."""
+SUFFIX = ".role"
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+
+class RoleFile:
+    """The file of one worker in ``folder``, which workers may share; None remembers nothing.
+
+    A file that cannot be used is as good as none.
+    """
+
+    def __init__(self, folder: Path | None, worker_id: WorkerId) -> None:
+        self._path = None if folder is None else folder / f"{worker_id}{SUFFIX}"
 
     def read(self, otherwise: Role) -> Role:
         """Return the role that was taken last, ``otherwise`` when that is not known."""
@@ -36,4 +43,6 @@ class RoleFile:
             part.write_text(f"{role}\n")
             part.replace(self._path)
         except OSError as error:
-            log.warning("--role-file %s cannot be written, a restart begins as before: %s", self._path, error.strerror)
+            log.warning(
+                "the role file %s cannot be written, a restart begins as before: %s", self._path, error.strerror
+            )

@@ -159,6 +159,8 @@ class Run:
     def scale(self) -> str:
         project = self._project
         project.up(*CLUSTER, prefill=2, decode=3)
+        project.wait("5 workers are ready", lambda: sum(self._ready().values()) == 5)
+        self._set_ratio("2:3")  # another container than before may have been the one to go back to decoding
         project.wait("2 prefill and 3 decode workers are ready", lambda: self._ready() == {"prefill": 2, "decode": 3})
         _check(self._stream().text == self._expected.text, "another text after scaling")
         return "2 prefill, 3 decode; the same text again"

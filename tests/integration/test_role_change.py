@@ -217,7 +217,7 @@ async def test_a_worker_starts_again_in_the_role_that_it_took_last(
         cluster_token=TOKEN,
         kv_blocks=64,
         threads=1,
-        role_file=tmp_path / "prefill-0.role",
+        role_dir=tmp_path,
     )
     async with asyncio.TaskGroup() as group:
         first = Host(config, Role.PREFILL)

@@ -16,7 +16,7 @@ from kernels.cpu.native.build import LIBRARY
 
 log = logging.getLogger(__name__)
 
-_ABI = 3
+_ABI = 4
 """BATON_ABI of the header that these declarations follow."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -45,10 +45,19 @@ class Cache(ctypes.Structure):
     ]
 
 
+class Chunk(ctypes.Structure):
+    """BatonChunk"""
+
+    _fields_ = [("begin", c_int64), ("num_queries", c_int64), ("position", c_int64), ("table", c_void_p)]
+
+
 class Rows(ctypes.Structure):
     """BatonRows"""
 
     _fields_ = [
+        ("num_tokens", c_int64),
+        ("num_chunks", c_int64),
+        ("chunks", POINTER(Chunk)),
         ("num_rows", c_int64),
         ("row_ids", c_void_p),
         ("sequences", c_void_p),
@@ -132,6 +141,7 @@ def choose_level(library: ctypes.CDLL, name: str | None = None) -> str | None:
 def _declare(library: ctypes.CDLL) -> None:
     library.baton_choose_level.argtypes, library.baton_choose_level.restype = [c_char_p], c_char_p
     library.baton_context_new.argtypes, library.baton_context_new.restype = [c_int64], c_void_p
+    library.baton_has_tile_products.argtypes, library.baton_has_tile_products.restype = [], c_int
     library.baton_context_free.argtypes, library.baton_context_free.restype = [c_void_p], None
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, name)

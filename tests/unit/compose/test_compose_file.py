@@ -54,12 +54,12 @@ def test_containers_are_stopped_after_they_have_drained() -> None:
         assert float(service["stop_grace_period"].removesuffix("s")) >= drain_s + STOP_MARGIN_S
 
 
-def test_each_worker_remembers_its_role_in_a_place_of_its_own_that_its_image_lets_it_write_to() -> None:
+def test_workers_remember_their_roles_in_a_volume_that_their_image_lets_them_write_to() -> None:
     made = re.findall(r"install -d -o baton -g baton (.+)$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     for name in WORKERS:
         service = services()[name]
-        folder = str(Path(service["environment"]["BATON_ROLE_FILE"]).parent)
-        assert folder in service["volumes"], "a volume without a name: one a container"
+        folder = service["environment"]["BATON_ROLE_DIR"]
+        assert folder in service["volumes"], "a volume without a name: it ends with its containers"
         assert folder in made[0].split()
 
 

@@ -41,7 +41,7 @@ def test_workers_get_the_options_of_the_pool() -> None:
         assert given["--transport"] == "grpc"
         assert spec.env["OMP_NUM_THREADS"] == "3"
         assert spec.env["OMP_WAIT_POLICY"] == "passive"
-        assert given["--role-file"] == f"/logs/{spec.name}.role"
+        assert given["--role-dir"] == "/logs"
 
 
 def test_a_start_forgets_the_roles_of_the_one_before(tmp_path: Path) -> None:
