@@ -1,4 +1,4 @@
-"""All decoder layers of a model as one module: one compiled call for a step of decode rows.
+"""All decoder layers of a model as one module: one compiled call for a step.
 
 Between two calls Python does some work, and the compiled kernels' threads go to sleep meanwhile and have to be woken
 again; with a small model that costs more than the layer itself.
@@ -16,6 +16,8 @@ from common.model.attention import PagedStep, current_step
 from common.model.cpu_layer import CpuDecoderLayer, native_of
 from common.model.wanted_rows import WantedRows
 from kernels.cpu.native.operations import Native, as_stack
+from kernels.cpu.plan import CpuPlan
+from kernels.layer_kv import LayerKV
 
 
 class CpuDecoderStack(nn.Module):
@@ -62,18 +64,25 @@ class _Run:
         """Return ``[T, hidden]`` for contiguous ``x [T, hidden]``, and ``cos`` and ``sin [T, width]``."""
         if not self._layers or len(x) == 0:
             return x
-        caches = [step.caches[layer.index] for layer in self._layers]
-        plan = native.plans.of(step.rows, caches[0])
-        if not plan.chunks and native.is_faster(len(x), x.dtype):
+        caches, plan = self._planned(native, step)
+        if native.can_run_layers(self._native, caches, plan, x.dtype):
             return native.decoder_layers(self._native, x, cos, sin, caches, plan)
         for layer in self._layers:
             x = layer.in_pieces(native, step, x, cos, sin)
         return x
 
     def store_kv(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Store what one layer does, and compute nothing else."""
+        """Store the keys and values that one layer does, and compute nothing else."""
         (layer,) = self._layers
-        layer.store_kv(native, step, x, cos, sin)
+        caches, plan = self._planned(native, step)
+        if native.can_run_layers(self._native, caches, plan, x.dtype):
+            native.layer_kv(layer.native_layer, x, cos, sin, caches[0], plan)
+        else:
+            layer.store_kv(native, step, x, cos, sin)
+
+    def _planned(self, native: Native, step: PagedStep) -> tuple[list[LayerKV], CpuPlan]:
+        caches = [step.caches[layer.index] for layer in self._layers]
+        return caches, native.plans.of(step.rows, caches[0])
 
 
 def _narrowed(step: PagedStep, wanted: WantedRows) -> PagedStep:

@@ -57,7 +57,7 @@ class CpuKernels:
         if self.native is None or q.dtype not in DTYPES:
             return self._attend_by_numba(q, kv, plan, form, sinks)
         out = q.new_empty(q.shape[0], q.shape[1], kv.v.shape[3])
-        if self.native.can_attend_chunk(q, kv, form):
+        if self.native.can_attend_chunk(q.dtype, kv, form):
             for chunk in plan.chunks:
                 self.native.attend_chunk(q, out, kv, chunk, form, sinks)
         else:

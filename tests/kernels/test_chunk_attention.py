@@ -23,7 +23,7 @@ FORMS = {
 def native(request: pytest.FixtureRequest) -> Native:
     operations = new_native(request.param)
     if operations is None or not operations.can_attend_chunk(
-        torch.empty(1, 1, 2, dtype=torch.bfloat16), new_case(Shape(dtype=torch.bfloat16), [(1, 1)]).kv, FORMS["causal"]
+        torch.bfloat16, new_case(Shape(dtype=torch.bfloat16), [(1, 1)]).kv, FORMS["causal"]
     ):
         pytest.skip("this processor has no bfloat16 dot product, or there is no C compiler")
     return operations

@@ -22,20 +22,19 @@ from tests.kernels.native import built_native
 EAGER = EagerElementwise()
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
-SIZES = [(1, 1), (3, 7), (4, 16), (33, 31), (40, 576), (100, 65)]
+SIZES = [(1, 1), (3, 7), (4, 16), (33, 31), (40, 576), (100, 65), (200, 70), (64, 34)]
 """Outputs and inputs of a linear map."""
 
 
 @pytest.fixture(params=["avx512_bf16", "avx512", "avx2", "portable"])
 def native(request: pytest.FixtureRequest) -> Iterator[Native]:
     """The operations with one thread at one level; the highest level is back afterwards."""
-    operations = built_native()
-    library = load_library()
-    if operations is None or library is None:
+    library = load_library() if built_native() is not None else None
+    if library is None:
         pytest.skip("there is no C compiler")
     if choose_level(library, request.param) is None:
         pytest.skip(f"this processor has no {request.param}")
-    yield operations
+    yield Native(library, num_threads=1)
     choose_level(library)
 
 
@@ -60,7 +59,7 @@ def new_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool, see
 def test_a_linear_map_of_any_number_of_rows(native: Native, size: tuple[int, int], dtype: torch.dtype, bias: bool):
     outputs, inputs = size
     weights = new_linear(outputs, inputs, dtype, bias=bias)
-    for rows in (1, 2, 3, 4, 5, 9, 64, 65, 131):
+    for rows in (1, 2, 3, 4, 5, 9, 64, 65, 131, 205):
         x = randn(rows, inputs, dtype=dtype)
         expected = torch.nn.functional.linear(x.double(), weights.weight.double())
         expected = expected + weights.bias.double() if weights.bias is not None else expected
@@ -70,10 +69,12 @@ def test_a_linear_map_of_any_number_of_rows(native: Native, size: tuple[int, int
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_company(native: Native, dtype: torch.dtype):
     linear = as_linear(new_linear(50, 100, dtype, bias=True))
-    x = randn(67, 100, dtype=dtype)
-    together = native.linear(x, linear)
+    x = randn(500, 100, dtype=dtype)
+    few, many = native.linear(x[:67], linear), native.linear(x, linear)
     for begin, end in ((0, 1), (1, 3), (5, 8), (3, 64), (66, 67)):
-        assert torch.equal(native.linear(x[begin:end], linear), together[begin:end])
+        assert torch.equal(native.linear(x[begin:end], linear), few[begin:end])
+    for begin, end in ((0, 129), (1, 200), (97, 400), (371, 500)):
+        assert torch.equal(native.linear(x[begin:end], linear), many[begin:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -130,31 +131,81 @@ def new_layer(shape: Shape, hidden: int, form: AttentionForm, *, bias: bool, hea
     )
 
 
-SEQUENCES = [(1, 1), (1, 17), (3, 33), (1, 16), (2, 2), (4, 60)]
+def widened(layer: LayerWeights) -> LayerWeights:
+    """Return ``layer`` in float32, whose eager twin is the exact result that both dtypes should come near to."""
+    linears = {
+        name: LinearWeights(one.weight.float(), None if one.bias is None else one.bias.float())
+        for name in ("q", "k", "v", "o", "gate", "up", "down")
+        for one in [getattr(layer, name)]
+    }
+    norms = {name: getattr(layer, name) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")}
+    return replace(layer, **linears, **{name: None if norm is None else norm.float() for name, norm in norms.items()})
 
 
+ROWS = [(1, 1), (1, 17), (3, 33), (1, 16), (2, 2), (4, 60)]
+CHUNKS = [(5, 5), (1, 9), (33, 60), (64, 64), (2, 40)]
+LONG = [(1, 1), (150, 150), (3, 33), (40, 300)]
+
+
+@pytest.mark.parametrize("sequences", [ROWS, CHUNKS, LONG])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kv_heads", "group", "dim"), [(3, 3, 64), (1, 1, 16), (2, 4, 24), (1, 7, 8)])
 @pytest.mark.parametrize("extras", [False, True])
-def test_decoder_layers(native: Native, dtype: torch.dtype, kv_heads: int, group: int, dim: int, extras: bool):
+def test_decoder_layers(
+    native: Native,
+    sequences: list[tuple[int, int]],
+    dtype: torch.dtype,
+    kv_heads: int,
+    group: int,
+    dim: int,
+    extras: bool,
+):
     shape = Shape(kv_heads, group, dim, dim, dtype=dtype)
     form = AttentionForm(dim**-0.5, window=9 if extras else None)
     layer = new_layer(shape, 72, form, bias=extras, head_norms=extras)
     layers = [replace(layer, rotary=not extras or dim != 24), layer]
-    wanted, cases = ([new_case(shape, SEQUENCES) for _ in layers] for _ in range(2))  # the same rows in every layer
+    cases = [new_case(shape, sequences) for _ in layers]  # the same rows in every layer
+    wanted = [new_case(replace(shape, dtype=torch.float32), sequences) for _ in layers]
+    for right, case in zip(wanted, cases, strict=True):
+        right.pool.copy_(case.pool)
     x = randn(len(cases[0].q), 72, dtype=dtype)
     angles = randn(len(x), dim, dtype=torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    expected = x
-    for one, case in zip(layers, wanted, strict=True):
-        expected = decoder_layer_eager(one, expected, cos, sin, case.kv, case.rows)
+    expected = x.float()
+    for one, right in zip(layers, wanted, strict=True):
+        expected = decoder_layer_eager(widened(one), expected, cos.float(), sin.float(), right.kv, right.rows)
     plan = CpuPlan.of(cases[0].rows, cases[0].kv.num_blocks, shape.block_size)
-    caches = [case.kv for case in cases]
-    actual = native.decoder_layers(as_stack([as_layer(one) for one in layers]), x, cos, sin, caches, plan)
-    close(actual, expected, num_roundings=len(layers))
+    caches, stack = [case.kv for case in cases], as_stack([as_layer(one) for one in layers])
+    if plan.chunks and not native.can_run_layers(stack, caches, plan, dtype):
+        pytest.skip("chunks go through the layer's pieces")
+    actual = native.decoder_layers(stack, x, cos, sin, caches, plan)
+    close(actual, expected.to(dtype), num_roundings=len(layers))
     for case, right in zip(cases, wanted, strict=True):
         limit = len(layers) * TOLERANCE[dtype]
-        torch.testing.assert_close(case.pool, right.pool, atol=limit, rtol=limit, equal_nan=True)
+        torch.testing.assert_close(case.pool.float(), right.pool, atol=limit, rtol=limit, equal_nan=True)
+
+
+@pytest.mark.parametrize("sequences", [ROWS, LONG])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extras", [False, True])
+def test_keys_and_values_alone_have_the_same_bits(
+    native: Native, sequences: list[tuple[int, int]], dtype: torch.dtype, extras: bool
+):
+    shape = Shape(2, 4, 24, 24, dtype=dtype)
+    layer = as_layer(new_layer(shape, 72, AttentionForm(24**-0.5), bias=extras, head_norms=extras))
+    whole, alone = (new_case(shape, sequences) for _ in range(2))
+    x = randn(len(whole.q), 72, dtype=dtype)
+    angles = randn(len(x), 24, dtype=torch.float32)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    plan = CpuPlan.of(whole.rows, whole.kv.num_blocks, shape.block_size)
+    if not native.can_run_layers(as_stack([layer]), [whole.kv], plan, dtype):
+        pytest.skip("the layer goes in pieces")
+    native.decoder_layers(as_stack([layer]), x, cos, sin, [whole.kv], plan)
+    before = x.clone()
+    native.layer_kv(layer, x, cos, sin, alone.kv, plan)
+    assert torch.equal(x, before)
+    assert not torch.equal(alone.pool.nan_to_num(), new_case(shape, sequences).pool.nan_to_num())
+    assert torch.equal(alone.pool.nan_to_num(), whole.pool.nan_to_num())
 
 
 def test_threads_share_the_work_without_changing_it():

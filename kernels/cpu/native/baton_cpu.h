@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define BATON_ABI 3 /* to be raised with every change of this file */
+#define BATON_ABI 5 /* to be raised with every change of this file */
 
 enum { BATON_F32 = 0, BATON_BF16 = 1 };
 
@@ -33,8 +33,19 @@ typedef struct {
     int64_t dtype;
 } BatonCache;
 
-/* The rows of one step that are attended one by one. */
+/* Rows of one step that belong to one sequence and are attended together. */
 typedef struct {
+    int64_t begin;        /* the first row */
+    int64_t num_queries;
+    int64_t position;     /* of the first row */
+    const int32_t *table; /* block ids of the sequence */
+} BatonChunk;
+
+/* The rows of one step: those that are attended one by one, and chunks of the others. */
+typedef struct {
+    int64_t num_tokens; /* T, all of them */
+    int64_t num_chunks;
+    const BatonChunk *chunks;
     int64_t num_rows;
     const int64_t *row_ids;   /* [num_rows] which rows of q */
     const int64_t *sequences; /* [num_rows] the sequence of each */

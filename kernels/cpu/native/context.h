@@ -8,12 +8,15 @@
 
 struct BatonContext {
     Pool *pool;
-    float *scratch;
-    int64_t scratch_floats;
+    float *scratch[2];
+    int64_t scratch_floats[2];
 };
 
+/* Operations run inside a layer, and each has its own. */
+enum { LAYER_SCRATCH = 0, OPERATION_SCRATCH = 1 };
+
 /* Scratch for num_floats, aligned to a cache line, its contents undefined; NULL when memory is short. */
-float *context_scratch(BatonContext *context, int64_t num_floats);
+float *context_scratch(BatonContext *context, int which, int64_t num_floats);
 
 /* All return 0, or -1 when memory is short. */
 typedef struct {
@@ -32,6 +35,8 @@ typedef struct {
                         int64_t q_heads, void *out, int64_t num_queries, int64_t position);
     int (*layer)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, void *hidden,
                  const void *cos, const void *sin, int64_t rotary_width);
+    int (*layer_kv)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, const void *hidden,
+                    const void *cos, const void *sin, int64_t rotary_width);
 } BatonLevel;
 
 #endif

@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -37,6 +40,16 @@ EXPORT const char *baton_choose_level(const char *wanted) {
     return NULL;
 }
 
+/* Whether the processor multiplies tiles of bfloat16 (Intel's AMX), which torch uses and nothing in here does. */
+EXPORT int baton_has_tile_products(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 22 & 1;
+#else
+    return 0;
+#endif
+}
+
 EXPORT int64_t baton_abi(void) { return BATON_ABI; }
 
 EXPORT BatonContext *baton_context_new(int64_t num_threads) {
@@ -51,18 +64,19 @@ EXPORT BatonContext *baton_context_new(int64_t num_threads) {
 EXPORT void baton_context_free(BatonContext *context) {
     if (!context) return;
     pool_free(context->pool);
-    free(context->scratch);
+    free(context->scratch[LAYER_SCRATCH]);
+    free(context->scratch[OPERATION_SCRATCH]);
     free(context);
 }
 
-float *context_scratch(BatonContext *context, int64_t num_floats) {
-    if (num_floats <= context->scratch_floats) return context->scratch;
+float *context_scratch(BatonContext *context, int which, int64_t num_floats) {
+    if (num_floats <= context->scratch_floats[which]) return context->scratch[which];
     int64_t wanted = (num_floats + num_floats / 4 + 15) / 16 * 16; /* a context grows token by token */
     float *scratch = aligned_alloc(64, (size_t)wanted * sizeof(float));
     if (!scratch) return NULL;
-    free(context->scratch);
-    context->scratch = scratch;
-    context->scratch_floats = wanted;
+    free(context->scratch[which]);
+    context->scratch[which] = scratch;
+    context->scratch_floats[which] = wanted;
     return scratch;
 }
 
@@ -105,4 +119,10 @@ EXPORT int baton_layers(BatonContext *context, const BatonLayer *layers, const B
     for (int64_t i = 0; i < num_layers; i++)
         if (level->layer(context, &layers[i], &caches[i], rows, hidden, cos, sin, rotary_width)) return -1;
     return 0;
+}
+
+/* Store the keys and values that a layer makes of hidden, and compute nothing else of it. */
+EXPORT int baton_layer_kv(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
+                          const void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
+    return level->layer_kv(context, layer, cache, rows, hidden, cos, sin, rotary_width);
 }

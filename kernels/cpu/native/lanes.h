@@ -78,11 +78,16 @@ INLINE void store(void *to, int64_t index, Lanes value, const int64_t dtype) {
         memcpy((float *)to + index, &value, sizeof value);
         return;
     }
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)value);
+    memcpy((uint16_t *)to + index, &half, sizeof half);
+#else
     BitLanes bits = (BitLanes)value, is_nan = (BitLanes)(value != value);
     BitLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     rounded = (rounded & ~is_nan) | (is_nan & 0x7fc0);
     HalfLanes half = __builtin_convertvector(rounded, HalfLanes);
     memcpy((uint16_t *)to + index, &half, sizeof half);
+#endif
 }
 
 INLINE float lane_sum(Lanes value) {

@@ -1,21 +1,19 @@
 /* All operations for one level of instruction set. Compiled once for each level, with LEVEL as its name and the
    compiler flags that allow its instructions; dispatch.c chooses. */
 
-#include "chunk_attention.h"
 #include "layer.h"
 
 #define JOIN(a, b) a##b
 #define TABLE(level) JOIN(baton_level_, level)
 #define TEXT(level) #level
 #define NAME(level) TEXT(level)
-#define ROWS_A_TILE 8
 
 static int level_linear(BatonContext *context, const BatonLinear *linear, int64_t dtype, const void *x,
                         int64_t x_stride, void *out, int64_t rows) {
     LinearJob job = {.linear = linear, .x = x, .x_stride = x_stride, .out = out, .out_stride = linear->outputs,
                      .dtype = dtype, .out_dtype = dtype, .rows = rows};
     if (operand_dtype(dtype) != dtype) { /* widen x once, not at each use */
-        float *wide = context_scratch(context, rows * linear->inputs);
+        float *wide = context_scratch(context, OPERATION_SCRATCH, rows * linear->inputs);
         if (!wide) return -1;
         for (int64_t row = 0; row < rows; row++)
             convert_any(wide + row * linear->inputs, BATON_F32, (const char *)x + row * x_stride * element_bytes(dtype),
@@ -23,8 +21,7 @@ static int level_linear(BatonContext *context, const BatonLinear *linear, int64_
         job.x = wide;
         job.x_stride = linear->inputs;
     }
-    pool_run(context->pool, linear_tile, &job, num_linear_tiles(linear));
-    return 0;
+    return run_product(context, (Product){.jobs = {job}, .num_jobs = 1});
 }
 
 typedef struct {
@@ -102,7 +99,7 @@ static int level_attend(BatonContext *context, const BatonCache *cache, const Ba
                         const void *q, int64_t q_stride, int64_t q_heads, void *out, int64_t dtype) {
     int64_t width = attention_width(rows, cache->block_size), group = q_heads / cache->kv_heads;
     int64_t floats = (attention_scratch_floats(group, width, cache->k_dim, cache->v_dim) + 15) / 16 * 16;
-    float *scratch = context_scratch(context, floats * pool_num_threads(context->pool));
+    float *scratch = context_scratch(context, OPERATION_SCRATCH, floats * pool_num_threads(context->pool));
     if (!scratch) return -1;
     AttentionJob job = {.cache = cache, .rows = rows, .form = form, .q = q, .out = out, .q_dtype = dtype,
                         .q_stride = q_stride, .out_dtype = dtype, .q_heads = q_heads, .width = width,
@@ -116,20 +113,9 @@ static int level_attend_chunk(BatonContext *context, const BatonCache *cache, co
                               const int32_t *table, const void *q, int64_t q_heads, void *out, int64_t num_queries,
                               int64_t position) {
 #if defined(__AVX512BF16__)
-    int64_t first_block = first_key(form, position) / KEYS;
-    int64_t num_blocks = (position + num_queries + KEYS - 1) / KEYS - first_block, columns = chunk_columns(cache);
-    int64_t keys = cache->kv_heads * num_blocks * cache->k_dim / 2 * KEYS;
-    int64_t values = cache->kv_heads * num_blocks * columns * BLOCK_PAIRS;
-    int64_t floats = QUERY_ROWS * columns, group = q_heads / cache->kv_heads;
-    float *scratch = context_scratch(context, keys + values + floats * pool_num_threads(context->pool));
-    if (!scratch) return -1;
-    ChunkJob job = {.cache = cache, .form = form, .table = table, .q = q, .out = out, .q_heads = q_heads,
-                    .num_queries = num_queries, .position = position, .first_block = first_block,
-                    .num_blocks = num_blocks, .keys = (uint32_t *)scratch, .values = (uint32_t *)scratch + keys,
-                    .columns = columns, .scratch = scratch + keys + values, .scratch_floats = floats};
-    pool_run(context->pool, pack_task, &job, cache->kv_heads * num_blocks);
-    pool_run(context->pool, chunk_task, &job, cache->kv_heads * ((num_queries * group + TILE_ROWS - 1) / TILE_ROWS));
-    return 0;
+    return run_chunk(context, (ChunkJob){.cache = cache, .form = form, .table = table, .q = q, .q_dtype = BATON_BF16,
+                                         .q_stride = q_heads * cache->k_dim, .out = out, .q_heads = q_heads,
+                                         .num_queries = num_queries, .position = position});
 #else
     (void)context, (void)cache, (void)form, (void)table, (void)q, (void)q_heads, (void)out, (void)num_queries;
     (void)position;
@@ -147,4 +133,5 @@ const BatonLevel TABLE(LEVEL) = {
     .attend = level_attend,
     .attend_chunk = level_attend_chunk,
     .layer = level_layer,
+    .layer_kv = level_layer_kv,
 };

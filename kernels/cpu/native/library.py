@@ -16,7 +16,7 @@ from kernels.cpu.native.build import LIBRARY
 
 log = logging.getLogger(__name__)
 
-_ABI = 3
+_ABI = 5
 """BATON_ABI of the header that these declarations follow."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -45,10 +45,19 @@ class Cache(ctypes.Structure):
     ]
 
 
+class Chunk(ctypes.Structure):
+    """BatonChunk"""
+
+    _fields_ = [("begin", c_int64), ("num_queries", c_int64), ("position", c_int64), ("table", c_void_p)]
+
+
 class Rows(ctypes.Structure):
     """BatonRows"""
 
     _fields_ = [
+        ("num_tokens", c_int64),
+        ("num_chunks", c_int64),
+        ("chunks", POINTER(Chunk)),
         ("num_rows", c_int64),
         ("row_ids", c_void_p),
         ("sequences", c_void_p),
@@ -99,6 +108,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "baton_attend": (POINTER(Cache), POINTER(Rows), POINTER(Form), c_void_p, _INT, _INT, c_void_p, _INT),
     "baton_attend_chunk": (POINTER(Cache), POINTER(Form), c_void_p, c_void_p, _INT, c_void_p, _INT, _INT),
     "baton_layers": (POINTER(Layer), POINTER(Cache), _INT, POINTER(Rows), *[c_void_p] * 3, _INT),
+    "baton_layer_kv": (POINTER(Layer), POINTER(Cache), POINTER(Rows), *[c_void_p] * 3, _INT),
 }
 """Arguments after the context; each returns 0, or -1 when memory is short."""
 
@@ -132,6 +142,7 @@ def choose_level(library: ctypes.CDLL, name: str | None = None) -> str | None:
 def _declare(library: ctypes.CDLL) -> None:
     library.baton_choose_level.argtypes, library.baton_choose_level.restype = [c_char_p], c_char_p
     library.baton_context_new.argtypes, library.baton_context_new.restype = [c_int64], c_void_p
+    library.baton_has_tile_products.argtypes, library.baton_has_tile_products.restype = [], c_int
     library.baton_context_free.argtypes, library.baton_context_free.restype = [c_void_p], None
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, name)

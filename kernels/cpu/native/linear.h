@@ -26,8 +26,11 @@ typedef struct {
     int64_t rows;
 } LinearJob;
 
-INLINE int64_t num_linear_tiles(const BatonLinear *linear) {
-    return (linear->outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+INLINE int64_t linear_tiles(const LinearJob *job) { return (job->linear->outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS; }
+
+INLINE void add_bias(float *sums, const BatonLinear *linear, int64_t first, int64_t count) {
+    if (!linear->bias) return;
+    for (int64_t n = 0; n < count; n++) sums[n] += linear->bias[first + n];
 }
 
 /* sums[row][n] = x[row] . weight[first + n] + bias for count outputs from first on. */
@@ -43,9 +46,7 @@ static void linear_sums(float sums[PANEL_ROWS][TILE_OUTPUTS], const BatonLinear 
         int64_t ahead = is_first_panel ? OUTPUTS_AT_ONCE * row_bytes : 0;
         dot(&sums[0][n], TILE_OUTPUTS, w, x, x_stride, linear->inputs, ahead, rows, dtype);
     }
-    if (!linear->bias) return;
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t n = 0; n < count; n++) sums[row][n] += linear->bias[first + n];
+    for (int64_t row = 0; row < rows; row++) add_bias(sums[row], linear, first, count);
 }
 
 INLINE void finish_row(const LinearJob *job, int64_t row, int64_t first, int64_t count, float *sums, const float *up,
@@ -62,9 +63,7 @@ INLINE void finish_row(const LinearJob *job, int64_t row, int64_t first, int64_t
     convert(out, out_dtype, sums, BATON_F32, count);
 }
 
-static void linear_tile(const void *argument, int64_t tile, int64_t thread) {
-    (void)thread;
-    const LinearJob *job = argument;
+static void linear_tile(const LinearJob *job, int64_t tile) {
     int64_t first = tile * TILE_OUTPUTS, left = job->linear->outputs - first;
     int64_t count = left < TILE_OUTPUTS ? left : TILE_OUTPUTS;
     int64_t x_row_bytes = job->x_stride * element_bytes(operand_dtype(job->dtype));

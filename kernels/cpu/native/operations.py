@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ class Native:
         self._rows: tuple[CpuPlan, Rows] | None = None
         level = library.choose_level(lib) or "portable"
         self._has_pairs = level == "avx512_bf16"
-        self._largest = {dtype: largest_rows(level, is_bfloat16=dtype == torch.bfloat16) for dtype in DTYPES}
+        tiles = bool(lib.baton_has_tile_products())
+        self._largest = {dtype: largest_rows(level, tiles, is_bfloat16=dtype == torch.bfloat16) for dtype in DTYPES}
 
     def is_faster(self, rows: int, dtype: torch.dtype) -> bool:
         """Return whether :meth:`linear` beats torch for so many rows."""
@@ -146,10 +148,11 @@ class Native:
         where = (self._cache(kv), self._planned(plan), _form(form, sinks))
         self._call("baton_attend", *where, q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), DTYPES[q.dtype])
 
-    def can_attend_chunk(self, q: Tensor, kv: LayerKV, form: AttentionForm) -> bool:
-        """Whether :meth:`attend_chunk` takes such queries."""
-        is_bfloat16 = q.dtype == kv.k.dtype == kv.v.dtype == torch.bfloat16
-        fits = q.shape[2] % 2 == 0 and max(q.shape[2], kv.v.shape[3]) <= _MAX_CHUNK_DIM
+    def can_attend_chunk(self, dtype: torch.dtype, kv: LayerKV, form: AttentionForm) -> bool:
+        """Whether :meth:`attend_chunk` takes queries of ``dtype``."""
+        is_bfloat16 = dtype == kv.k.dtype == kv.v.dtype == torch.bfloat16
+        k_dim, v_dim = kv.k.shape[3], kv.v.shape[3]
+        fits = k_dim % 2 == 0 and max(k_dim, v_dim) <= _MAX_CHUNK_DIM
         return self._has_pairs and is_bfloat16 and form.softcap is None and fits
 
     def attend_chunk(
@@ -160,17 +163,29 @@ class Native:
         where = (self._cache(kv), _form(form, sinks), table.ctypes.data, q.data_ptr(), q.shape[1])
         self._call("baton_attend_chunk", *where, out[chunk.begin].data_ptr(), len(q), chunk.position)
 
+    def can_run_layers(self, stack: NativeStack, caches: Sequence[LayerKV], plan: CpuPlan, dtype: torch.dtype) -> bool:
+        """Whether :meth:`decoder_layers` takes the step of ``plan``, and is the faster way."""
+        if not self.is_faster(len(plan.slots), dtype):
+            return False
+        forms = (layer.weights.form for layer in stack.layers)
+        return not plan.chunks or all(map(self.can_attend_chunk, repeat(dtype), caches, forms))
+
     def decoder_layers(
         self, stack: NativeStack, x: Tensor, cos: Tensor, sin: Tensor, caches: Sequence[LayerKV], plan: CpuPlan
     ) -> Tensor:
         """Run all layers of ``stack``, each as :func:`kernels.decoder_layer.decoder_layer_eager` does.
 
-        The plan has no chunks, and all tensors are contiguous.
+        All tensors are contiguous; see :meth:`can_run_layers`.
         """
         out = x.clone()
         where = (stack.structures, self._stacked(tuple(caches)), len(caches), self._planned(plan))
         self._call("baton_layers", *where, out.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
         return out
+
+    def layer_kv(self, layer: NativeLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerKV, plan: CpuPlan) -> None:
+        """Store keys and values as :meth:`decoder_layers` does for a layer, bit for bit, and compute nothing else."""
+        where = (layer.structure, self._cache(cache), self._planned(plan))
+        self._call("baton_layer_kv", *where, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
 
     def _cache(self, kv: LayerKV) -> Cache:
         """Return ``kv`` as the library reads it; there is one a layer, so they are kept."""
@@ -218,10 +233,17 @@ def _cache(kv: LayerKV) -> Cache:
 
 
 def _rows(plan: CpuPlan) -> Rows:
-    """Describe the single rows of ``plan``, which must live as long."""
+    """Describe ``plan``, which must live as long."""
     arrays = (plan.row_ids, plan.sequences, plan.positions, plan.slots, plan.tables)
     assert all(array.flags.c_contiguous for array in arrays)
-    return Rows(len(plan.row_ids), *(array.ctypes.data for array in arrays), plan.tables.shape[1])
+    chunks = (library.Chunk * len(plan.chunks))(*map(_chunk, plan.chunks))
+    where = (array.ctypes.data for array in arrays)
+    return Rows(len(plan.slots), len(chunks), chunks, len(plan.row_ids), *where, plan.tables.shape[1])
+
+
+def _chunk(chunk: Chunk) -> library.Chunk:
+    assert chunk.table.flags.c_contiguous
+    return library.Chunk(chunk.begin, chunk.end - chunk.begin, chunk.position, chunk.table.ctypes.data)
 
 
 def _form(form: AttentionForm, sinks: Tensor | None) -> Form:
