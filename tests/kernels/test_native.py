@@ -188,6 +188,29 @@ def test_decoder_layers(
         torch.testing.assert_close(case.pool.float(), right.pool, atol=limit, rtol=limit, equal_nan=True)
 
 
+@pytest.mark.parametrize("sequences", [ROWS, LONG])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extras", [False, True])
+def test_keys_and_values_alone_have_the_same_bits(
+    native: Native, sequences: list[tuple[int, int]], dtype: torch.dtype, extras: bool
+):
+    shape = Shape(2, 4, 24, 24, dtype=dtype)
+    layer = as_layer(new_layer(shape, 72, AttentionForm(24**-0.5), bias=extras, head_norms=extras))
+    whole, alone = (new_case(shape, sequences) for _ in range(2))
+    x = randn(len(whole.q), 72, dtype=dtype)
+    angles = randn(len(x), 24, dtype=torch.float32)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    plan = CpuPlan.of(whole.rows, whole.kv.num_blocks, shape.block_size)
+    if not native.can_run_layers(as_stack([layer]), [whole.kv], plan, dtype):
+        pytest.skip("the layer goes in pieces")
+    native.decoder_layers(as_stack([layer]), x, cos, sin, [whole.kv], plan)
+    before = x.clone()
+    native.layer_kv(layer, x, cos, sin, alone.kv, plan)
+    assert torch.equal(x, before)
+    assert not torch.equal(alone.pool.nan_to_num(), new_case(shape, sequences).pool.nan_to_num())
+    assert torch.equal(alone.pool.nan_to_num(), whole.pool.nan_to_num())
+
+
 def test_threads_share_the_work_without_changing_it():
     one, four = built_native(1), built_native(4)
     if one is None or four is None:
