@@ -102,7 +102,7 @@ def main() -> None:
         for nice in args.nice:
             for threads in args.prompt_threads:
                 prompts = Prompts(nice, threads)
-                company[f"nice {nice}, {threads} thread(s)"] = stack.enter_context(computing(setting, prompts))
+                company[f"nice {nice}, {threads} thr."] = stack.enter_context(computing(setting, prompts))
         for _ in range(args.rounds):
             for busy in args.busy:
                 for name, pipe in company.items():
@@ -112,7 +112,7 @@ def main() -> None:
                     rates[busy, name].append(rate)
     table = Table(title=f"decode beside prompts, {args.threads} thread(s), {args.dtype}; ms a step")
     for column in ("busy", "prompts", "steps", "median", "p99", "longest", "prompt tokens/s"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for (busy, name), times in sorted(steps.items()):
         figures = (np.median(times), np.percentile(times, 99), max(times))
         row = (*(f"{figure:.1f}" for figure in figures), f"{np.median(rates[busy, name]):.0f}")
