@@ -41,6 +41,8 @@ class Setting:
     kernels: str
     threads: int
     seconds: float
+    pause_s: float = 0.0
+    """Between two steps, when the core is somebody else's to take."""
 
 
 def decode(setting: Setting, pipe: Connection) -> None:
@@ -61,6 +63,7 @@ def decode(setting: Setting, pipe: Connection) -> None:
         while (began := time.perf_counter()) < end:
             runner.forward(step)
             times.append(1e3 * (time.perf_counter() - began))
+            time.sleep(setting.pause_s)
         pipe.send(times)
 
 

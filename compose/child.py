@@ -1,7 +1,9 @@
 """One child process, from its start to its end.
 
-Every child runs in a session of its own, so that Ctrl-C reaches only the supervisor, and is tethered to the supervisor,
-so that it ends when that is killed. Its output goes to its log file; what a person should see also to stderr.
+Every child runs in a process group of its own, so that Ctrl-C reaches only the supervisor, and is tethered to the
+supervisor, so that it ends when that is killed. All are in one session: Linux may share processors out by session
+(autogroup), and would not compare the nice values of two. Output goes to the child's log file; what a person should see
+also to stderr.
 """
 
 import asyncio
@@ -47,7 +49,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, which is also its session's."""
+        """Process id, which is also its group's."""
         return self._process.pid
 
     async def wait(self, show: Callable[[str], None], quiet: Callable[[], bool]) -> int:
@@ -67,11 +69,11 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and everything in its session; harmless when it has ended."""
+        """End it and everything in its group; harmless when it has ended."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):  # macOS answers the second for a zombie
-            return
+            self._signal(signal.SIGKILL)  # it may be too young to have its group
 
     def log_tail(self, num_lines: int) -> str:
         """Return the last lines of its log."""
@@ -100,7 +102,6 @@ async def start_child(spec: ChildSpec, log_path: Path) -> Child:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError, RuntimeError):  # killed the moment it was born, as by Ctrl-C: its end is seen

@@ -1,4 +1,4 @@
-"""Run a command that dies with its parent: ``python -I -S tether.py PARENT_PID COMMAND...``.
+"""Run a command that dies with its parent, in a group of its own: ``python -I -S tether.py PARENT_PID COMMAND...``.
 
 The kernel sends SIGKILL to this process when the thread that started it ends, however it ends, and keeps doing so after
 ``exec``; so it works for any program, also one that is frozen. Linux only: elsewhere the command simply runs, and
@@ -14,7 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent_pid: int, command: list[str]) -> None:
-    """Tie this process to its parent and become ``command``."""
+    """Tie this process to its parent, part it from the parent's group, and become ``command``."""
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -21,16 +21,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from decode_worker.admission import Admission
+from decode_worker.gentle_budget import GentleBudget
 from decode_worker.look_ahead import LookAhead
 from decode_worker.preemption import Preemption, saving
 from decode_worker.slots import Slot, Slots, Stage
 from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
 from kvstore.sequence import Chunk, Sequence
-
-GENTLE_TOKENS = 4
-"""Prompt tokens that cost a step of decoding next to nothing: its time is that of reading the weights, once for all
-rows."""
 
 
 class DecodeScheduler:
@@ -207,12 +204,15 @@ class DecodeScheduler:
         decoding = [slot for slot in running if slot.sequence.num_remaining_tokens == 1]
         chunks = [Chunk(slot.sequence, 1) for slot in decoding]
         budget = self._local_chunk_tokens if decoding else self._token_budget
-        gentle_budget = GENTLE_TOKENS if decoding else self._token_budget
+        gentle = GentleBudget()
         for slot in running:
-            remaining = slot.sequence.num_remaining_tokens
-            most = min(budget, gentle_budget) if slot.is_gentle else budget
-            if remaining > 1 and most > 0:
-                chunks.append(Chunk(slot.sequence, min(most, remaining, slot.sequence.max_chunk_tokens)))
-                budget -= chunks[-1].num_scheduled_tokens
-                gentle_budget -= chunks[-1].num_scheduled_tokens if slot.is_gentle else 0
+            sequence = slot.sequence
+            num_tokens = min(budget, sequence.num_remaining_tokens, sequence.max_chunk_tokens)
+            if sequence.num_remaining_tokens == 1 or num_tokens == 0:
+                continue
+            if slot.is_gentle and decoding:
+                num_tokens = gentle.take(sequence.num_computed_tokens, num_tokens)
+            if num_tokens:
+                chunks.append(Chunk(sequence, num_tokens))
+                budget -= num_tokens
         return tuple(chunks)

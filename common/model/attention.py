@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from common.errors import InternalError
+from common.model.wanted_rows import WantedRows
 from kernels.attention_form import AttentionForm
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
@@ -56,6 +57,8 @@ class PagedStep:
     rows: PackedRows
     positions: Tensor
     """``[T]`` int64"""
+    wanted: WantedRows | None = None
+    """None: the logits of every token are wanted."""
 
 
 _STEP: ContextVar[PagedStep] = ContextVar("baton_paged_step")

@@ -51,6 +51,28 @@ class StepInput:
     """``[R]`` indices into T, in the order of the sequences; a sequence's rows are its last tokens."""
 
 
+def wanted_part(step: StepInput) -> StepInput | None:
+    """Return the step of the tokens whose logits are wanted, once the KV of all is in place; None when these are all.
+
+    It stores nothing: its slots are -1.
+    """
+    num_wanted = len(step.logits_rows)
+    if num_wanted == len(step.token_ids):
+        return None
+    sequence = np.searchsorted(step.cu_seqlens_q, step.logits_rows, side="right") - 1  # [R]
+    counts = np.bincount(sequence, minlength=len(step.seq_lens))
+    kept = counts > 0
+    return StepInput(
+        token_ids=step.token_ids[step.logits_rows],
+        positions=step.positions[step.logits_rows],
+        slot_mapping=np.full(num_wanted, -1, dtype=np.int64),
+        cu_seqlens_q=np.concatenate(([0], counts[kept].cumsum())).astype(np.int32),
+        seq_lens=step.seq_lens[kept],
+        block_tables=step.block_tables[kept],
+        logits_rows=np.arange(num_wanted),
+    )
+
+
 def build_step(rows: Sequence[Row], block_size: int) -> StepInput:
     """Pack ``rows``; raises ValueError when there is none, one is empty, or a table does not cover its tokens."""
     if not rows or not all(len(row.token_ids) for row in rows):

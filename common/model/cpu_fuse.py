@@ -26,10 +26,13 @@ _PROBE = torch.linspace(-8.0, 8.0, 33)
 """What an activation is asked for, to be known by its answer."""
 
 
-def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) -> None:
-    """Swap what can be swapped in ``model``; does nothing where the compiled library is not there."""
+def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) -> bool:
+    """Swap what can be swapped in ``model``; does nothing where the compiled library is not there.
+
+    Returns whether the last layer now computes only the rows whose logits are wanted.
+    """
     if model.device.type != "cpu" or load_library() is None:
-        return
+        return False
     gather_in_huge_pages(list(model.parameters()))
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -45,6 +48,7 @@ def fuse_for_cpu(model: PreTrainedModel, attention: Sequence[LayerAttention]) ->
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and _suits(child.weight):
                 setattr(parent, name, CpuLinear(child))
+    return any(isinstance(module, CpuDecoderStack) for module in model.modules())
 
 
 def _fused_layer(layer: Any, attention: Sequence[LayerAttention]) -> CpuDecoderLayer | None:

@@ -55,25 +55,40 @@ class CpuDecoderLayer(nn.Module):
             return out
         cos, sin = (angles[0].contiguous() for angles in position_embeddings)  # [T, width]
         x = hidden_states[0].contiguous()  # [T, hidden]
-        return self._in_pieces(native, step, x, cos, sin)[None]
+        return self.in_pieces(native, step, x, cos, sin)[None]
 
-    def _in_pieces(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def in_pieces(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return ``[T, hidden]`` for contiguous ``x [T, hidden]``, and ``cos`` and ``sin [T, width]``."""
         y = self._norm(native, x, "attention_norm")
+        self._store(native, step, y, cos, sin)
         middle = x + _product(native, self._attend(native, step, y, cos, sin), self.native_layer.linears["o"])
         y = self._norm(native, middle, "mlp_norm")
         gate, up = (_product(native, y, self.native_layer.linears[name]) for name in ("gate", "up"))
         return middle + _product(native, native.silu_mul(gate, up), self.native_layer.linears["down"])
 
+    def store_kv(self, native: Native, step: PagedStep, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Store keys and values, as :meth:`in_pieces` does, and compute nothing else."""
+        self._store(native, step, self._norm(native, x, "attention_norm"), cos, sin)
+
     def _attend(self, native: Native, step: PagedStep, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return ``[T, q_heads * head_dim]``."""
-        weights, cache, linears = self.native_layer.weights, step.caches[self.index], self.native_layer.linears
-        q, k, v = (_product(native, y, linears[name]).view(len(y), -1, weights.head_dim) for name in ("q", "k", "v"))
-        q, k = self._norm(native, q, "q_norm"), self._norm(native, k, "k_norm")
-        if weights.rotary:
-            native.rotate_(q, cos, sin)
-            native.rotate_(k, cos, sin)
-        step.kernels.store_kv(k, v, cache, step.rows)
-        return step.kernels.paged_attention(q, cache, step.rows, weights.form, None).flatten(1)
+        q = self._turned(native, self._norm(native, self._heads(native, y, "q"), "q_norm"), cos, sin)
+        form = self.native_layer.weights.form
+        return step.kernels.paged_attention(q, step.caches[self.index], step.rows, form, None).flatten(1)
+
+    def _store(self, native: Native, step: PagedStep, y: Tensor, cos: Tensor, sin: Tensor) -> None:
+        k = self._turned(native, self._norm(native, self._heads(native, y, "k"), "k_norm"), cos, sin)
+        step.kernels.store_kv(k, self._heads(native, y, "v"), step.caches[self.index], step.rows)
+
+    def _heads(self, native: Native, y: Tensor, name: str) -> Tensor:
+        """Return ``[T, heads, head_dim]``."""
+        states = _product(native, y, self.native_layer.linears[name])
+        return states.view(len(y), -1, self.native_layer.weights.head_dim)
+
+    def _turned(self, native: Native, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.native_layer.weights.rotary:
+            native.rotate_(heads, cos, sin)
+        return heads
 
     def _norm(self, native: Native, x: Tensor, name: str) -> Tensor:
         weight = self.native_layer.norms[name]

@@ -115,4 +115,4 @@ class DecodeGraphs:
             block_tables=self._tables[:size],
             slot_mapping=slots,
         )
-        return StepTensors(token_ids, positions, rows, logits_rows=None)
+        return StepTensors(token_ids, positions, rows, wanted=None)

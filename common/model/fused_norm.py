@@ -1,7 +1,8 @@
 """RMS norms in one kernel, alone or together with the residual sum before them.
 
 In layers of the Llama pattern every norm follows a sum: the second one the sum inside the layer, the first one the sum
-at the end of the layer before. That one is computed there, and waits here until the layer asks for it.
+at the end of the layer before. That one is computed there, and waits here until the layer asks for it. The last layer
+goes on behind its attention with the rows whose logits are wanted.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from common.model.attention import current_step
 from common.model.llama_pattern import LLAMA_PATTERN
 from kernels.elementwise import Elementwise
 from kernels.norm_form import NormForm
@@ -47,7 +49,7 @@ def fuse_residuals(model: nn.Module) -> int:
         if isinstance(layers, nn.ModuleList) and isinstance(last, FusedRmsNorm) and all(map(_is_known, layers)):
             following = [*(layer.input_layernorm for layer in layers[1:]), last]
             for layer, norm in zip(layers, following, strict=True):
-                layer.forward = _forward(layer, norm)
+                layer.forward = _forward(layer, norm, is_last=norm is last)
                 count += 2
     return count
 
@@ -57,13 +59,21 @@ def _is_known(layer: nn.Module) -> bool:
     return type(layer).__name__ in LLAMA_PATTERN and all(isinstance(norm, FusedRmsNorm) for norm in norms)
 
 
-def _forward(layer: Any, following: Any) -> Callable[..., Tensor]:
+def _forward(layer: Any, following: Any, *, is_last: bool) -> Callable[..., Tensor]:
     """Return what stands in for the forward of ``layer``, before whose result comes the norm ``following``."""
 
     def forward(hidden_states: Tensor, **options: Any) -> Tensor:
         attended, *_ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **options)
+        if is_last:
+            attended, hidden_states = _wanted(attended), _wanted(hidden_states)
         middle, normed = layer.post_attention_layernorm.of_sum(attended, hidden_states)
         summed: Tensor = following.sum_ahead(layer.mlp(normed), middle)
         return summed
 
     return forward
+
+
+def _wanted(states: Tensor) -> Tensor:
+    """Return the rows of ``states [1, T, width]`` whose logits are wanted."""
+    step = current_step()
+    return states if step is None or step.wanted is None else states[:, step.wanted.indices]

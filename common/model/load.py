@@ -72,12 +72,13 @@ def make_paged(
         model_digest=model_digest,
         tokenizer_digest=tokenizer_digest,
     )
-    loaded = LoadedModel(module, spec, tuple(layer.attention for layer in layers))
     _switch_attention(module, layers)
-    fuse_for_cpu(module, loaded.attention)
+    attentions = tuple(layer.attention for layer in layers)
+    narrows = fuse_for_cpu(module, attentions)
     elementwise = choose_elementwise(module.device)
     if elementwise is not None:
-        fuse(module, [layer.module for layer in layers], elementwise)
+        narrows = fuse(module, [layer.module for layer in layers], elementwise).residuals > 0
+    loaded = LoadedModel(module, spec, attentions, narrows)
     check_paged(loaded, expected)
     return loaded
 

@@ -16,3 +16,5 @@ class LoadedModel:
     spec: ModelSpec
     attention: tuple[LayerAttention, ...]
     """One a layer, in the order of ``spec.layers``."""
+    narrows: bool = False
+    """Whether the last layer returns only the rows whose logits are wanted."""

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.model.attention import PagedStep, attending
-from common.model.batch import Row, StepInput, build_step
+from common.model.batch import Row, StepInput, build_step, wanted_part
 from common.model.cuda_recorder import CudaRecorder
 from common.model.decode_graphs import BATCH_SIZES, DecodeGraphs, Recorder
 from common.model.loaded import LoadedModel
 from common.model.step_tensors import StepTensors
 from common.model.upload import upload
+from common.model.wanted_rows import WantedRows
 from kernels.layer_kv import LayerKV
 from kernels.packed_rows import PackedRows
 from kernels.select import choose_kernels
@@ -37,6 +38,7 @@ class ModelRunner:
             raise ValueError(f"the model has {len(loaded.spec.layers)} layers, the pool {len(layers)}")
         self._module = loaded.module
         self._attention = loaded.attention
+        self._narrows = loaded.narrows
         self._device = loaded.spec.device
         self._max_model_len = loaded.spec.max_model_len
         self._caches = tuple(layers)
@@ -88,26 +90,31 @@ class ModelRunner:
             log.warning("decode steps are not recorded, and slower for it: %s", error)
 
     def _compute(self, step: StepTensors) -> Tensor:
-        with attending(PagedStep(self.kernels, self._attention, self._caches, step.rows, step.positions)):
+        paged = PagedStep(self.kernels, self._attention, self._caches, step.rows, step.positions, step.wanted)
+        with attending(paged):
             output = self._module(
                 input_ids=step.token_ids[None],
                 position_ids=step.positions[None],
                 use_cache=False,
-                logits_to_keep=0 if step.logits_rows is None else step.logits_rows,
+                logits_to_keep=0 if step.wanted is None or self._narrows else step.wanted.indices,  # 0: all
             )
         logits: Tensor = output.logits[0]  # [R, vocab]
         return logits.float()
 
     def _tensors(self, step: StepInput, token_ids: Tensor | None) -> StepTensors:
-        rows = PackedRows(
+        part = wanted_part(step)
+        wanted = None if part is None else WantedRows(self._tensor(step.logits_rows), self._rows(part))
+        if token_ids is None:
+            token_ids = self._tensor(step.token_ids)
+        return StepTensors(token_ids, self._tensor(step.positions), self._rows(step), wanted)
+
+    def _rows(self, step: StepInput) -> PackedRows:
+        return PackedRows(
             cu_seqlens_q=self._tensor(step.cu_seqlens_q),
             seq_lens=self._tensor(step.seq_lens),
             block_tables=self._tensor(step.block_tables),
             slot_mapping=self._tensor(step.slot_mapping),
         )
-        if token_ids is None:
-            token_ids = self._tensor(step.token_ids)
-        return StepTensors(token_ids, self._tensor(step.positions), rows, self._tensor(step.logits_rows))
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return upload(torch.from_numpy(array), self._device)

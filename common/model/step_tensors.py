@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from common.model.wanted_rows import WantedRows
 from kernels.packed_rows import PackedRows
 
 
@@ -16,5 +17,5 @@ class StepTensors:
     positions: Tensor
     """``[T]`` int64"""
     rows: PackedRows
-    logits_rows: Tensor | None
-    """``[R]`` int64; None: every row wants logits."""
+    wanted: WantedRows | None
+    """None: the logits of every token are wanted."""

@@ -4,6 +4,7 @@ Decode rows go through the library of ``kernels/cpu/native`` where it was built,
 chunks in bfloat16 too where the processor multiplies such, else through torch's attention.
 """
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,13 @@ from kernels.packed_rows import PackedRows
 _NO_SINKS = np.empty(0, np.float32)
 
 
+class _Helpers(threading.local):
+    """The helpers of the calling thread, which have its priority; they end when it has ended."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.pool = ThreadPoolExecutor(num_threads, "kernels")
+
+
 class CpuKernels:
     """Called from one thread at a time; uses as many threads as torch does on that thread.
 
@@ -39,7 +47,7 @@ class CpuKernels:
     def __init__(self, native: Native | None) -> None:
         self.native = native
         self._num_threads = torch.get_num_threads()
-        self._helpers = ThreadPoolExecutor(self._num_threads - 1, "kernels") if self._num_threads > 1 else None
+        self._helpers = _Helpers(max(1, self._num_threads - 1))
         self._plans = native.plans if native is not None else LastPlan()
 
     def store_kv(self, k: Tensor, v: Tensor, kv: LayerKV, rows: PackedRows) -> None:
@@ -104,9 +112,7 @@ class CpuKernels:
             _NO_SINKS if sinks is None else sinks.float().numpy(),
         )
         bounds = _split(plan.positions, kv.kv_heads, self._num_threads)
-        waiting = [
-            self._helpers.submit(attend_rows, *arguments, *part) for part in bounds[1:] if self._helpers is not None
-        ]
+        waiting = [self._helpers.pool.submit(attend_rows, *arguments, *part) for part in bounds[1:]]
         attend_rows(*arguments, *bounds[0])
         for future in waiting:
             future.result()

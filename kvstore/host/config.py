@@ -83,6 +83,10 @@ class WorkerConfig:
     threads: int = 0
     """Compute threads; 0: all cores."""
 
+    prefill_nice: int = 10
+    """How far the compute threads step back for everything else on the machine while the worker prefills on a CPU:
+    added to their nice value; 0: not at all. Linux only."""
+
     max_num_seqs: int = 64
     """Sequences that run at a time."""
 
@@ -134,6 +138,8 @@ class WorkerConfig:
         for flag in ("kv_blocks", "max_model_len", "threads"):
             if getattr(self, flag) < 0:
                 raise ConfigError(f"--{flag.replace('_', '-')} must not be negative, not {getattr(self, flag)}")
+        if not 0 <= self.prefill_nice <= 19:
+            raise ConfigError(f"--prefill-nice must be between 0 and 19, not {self.prefill_nice}")
         if not 0 < self.tenant_cache_share <= 1:
             raise ConfigError(f"--tenant-cache-share must be above 0 and at most 1, not {self.tenant_cache_share}")
         for flag in ("lease_s", "drain_seconds", "priority_ageing_s"):
@@ -152,6 +158,10 @@ class WorkerConfig:
     def name_for(self, role: Role) -> str:
         """Return the worker's id."""
         return self.worker_id or f"{role}-{os.uname().nodename}-{os.getpid()}"
+
+    def compute_nice(self, role: Role, device_type: str) -> int:
+        """Return what is added to the nice value of the compute threads in ``role``."""
+        return self.prefill_nice if role is Role.PREFILL and device_type == "cpu" else 0
 
     def is_async_on(self, device_type: str) -> bool:
         """Whether decode steps are launched ahead on a device of that type."""

@@ -19,13 +19,13 @@ from common.messages import Role, SlotCounts, WorkerState
 from common.redis_client import connect
 from common.rpc import Handlers, RpcServer
 from common.tls import load_tls
+from kvstore.host.compute_thread import ComputeThread
 from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Fence
 from kvstore.host.life import Life, Standing
 from kvstore.host.metrics import HostMetrics
 from kvstore.host.parts import ModelParts, Parts, load_model_parts
 from kvstore.host.role_file import RoleFile
-from kvstore.host.stepper import ComputeThread
 from kvstore.host.watch import WatchServer
 from kvstore.peers import PeerSet
 from kvstore.pull_meter import PullMeter
@@ -125,6 +125,7 @@ class Host:
         role: Role | None = self._first_role
         rate = 0.0
         while role is not None and not self._stopping:
+            standing.compute.set_nice(self._config.compute_nice(role, standing.model.spec.device.type))
             life = self._life = Life(standing, role, rate, remember=self._role_file.write)
             await life.run(server, self.ready)
             rate = life.engine.load(asyncio.get_running_loop().time()).tokens_per_s

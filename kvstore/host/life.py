@@ -18,6 +18,7 @@ from common.errors import InternalError
 from common.ids import TransferId, WorkerId, new_epoch
 from common.messages import HelloReply, Role, WorkerState
 from common.rpc import RpcServer
+from kvstore.host.compute_thread import ComputeThread
 from kvstore.host.config import WorkerConfig
 from kvstore.host.control import Control, Fence
 from kvstore.host.engine import Engine, create_engine
@@ -25,7 +26,6 @@ from kvstore.host.heartbeat import Heartbeat
 from kvstore.host.index_publisher import IndexPublisher
 from kvstore.host.metrics import HostMetrics
 from kvstore.host.parts import ModelParts, Parts
-from kvstore.host.stepper import ComputeThread
 from kvstore.lease import LeaseTable
 from kvstore.lease_keeper import RENEW_S
 from kvstore.lender import Lender

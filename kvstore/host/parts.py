@@ -16,12 +16,13 @@ from common.model.spec import ModelSpec
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
 from kvstore.fingerprint import fingerprint
+from kvstore.host.compute_thread import ComputeThread
 from kvstore.host.config import WorkerConfig
 from kvstore.host.flight import StepRunner
 from kvstore.host.grammars import Grammars, grammars_of
 from kvstore.host.meter import StepMeter
 from kvstore.host.metrics import HostMetrics
-from kvstore.host.stepper import ComputeThread, Stepper
+from kvstore.host.stepper import Stepper
 from kvstore.layout import KvLayout
 from kvstore.lender import Lender
 from kvstore.peers import PeerSet

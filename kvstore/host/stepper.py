@@ -9,39 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from common.errors import InternalError
 from kvstore.block_table import BlockTable
+from kvstore.host.compute_thread import ComputeThread
 from kvstore.host.flight import Flight, StepRunner
 from kvstore.host.meter import StepMeter
 from kvstore.host.reading import Computed, reading_of, readings_ahead
 from kvstore.sequence import Chunk, Sequence
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-class ComputeThread:
-    """Owns the one thread that touches the model and, through it, the KV tensor."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-
-    def submit(self, function: Callable[[], object]) -> None:
-        """Let ``function`` be called on the thread; it sees to its own errors."""
-        self._pool.submit(function)
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns on the thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
-
-    def close(self) -> None:
-        """Wait for what runs and end the thread."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Stepper:

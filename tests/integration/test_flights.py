@@ -13,10 +13,11 @@ from common.model.runner import ModelRunner
 from common.sampling import SamplingParams
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable
+from kvstore.host.compute_thread import ComputeThread
 from kvstore.host.flight import Flight
 from kvstore.host.meter import StepMeter
 from kvstore.host.reading import Computed
-from kvstore.host.stepper import ComputeThread, Stepper
+from kvstore.host.stepper import Stepper
 from kvstore.layout import KvLayout
 from kvstore.prefix_hash import PrefixHasher
 from kvstore.sequence import Chunk, Sequence

@@ -1,7 +1,10 @@
 """A worker takes the other role: its cached blocks stay, its running work ends or moves, nothing is held."""
 
 import asyncio
+import os
 import random
+import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -99,6 +102,19 @@ async def test_the_first_request_after_a_change_hits_what_the_worker_cached_in_i
     assert answer.accepted_cached == answer.started_cached == 96
     dispatcher.cancel()
     await client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the nice values of threads apart")
+async def test_steps_are_nice_to_others_only_while_the_worker_prefills(cluster: Split, redis: Redis) -> None:
+    async def nice(host: Host) -> int:
+        assert host.parts is not None
+        on_thread = await host.parts.compute.call(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return on_thread - os.getpriority(os.PRIO_PROCESS, 0)
+
+    assert [await nice(host) for host in (cluster.prefill, cluster.decode)] == [WorkerConfig(model="-").prefill_nice, 0]
+    await order(cluster.prefill, Role.DECODE)
+    await changed(redis, cluster.prefill, Role.DECODE)
+    assert await nice(cluster.prefill) == 0
 
 
 async def test_the_index_names_the_cached_blocks_under_the_new_epoch(cluster: Split, redis: Redis) -> None:

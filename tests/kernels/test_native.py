@@ -1,6 +1,9 @@
 """The compiled operations against their eager twins, at every instruction-set level that this processor has."""
 
+import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,6 +188,29 @@ def test_decoder_layers(
         torch.testing.assert_close(case.pool.float(), right.pool, atol=limit, rtol=limit, equal_nan=True)
 
 
+@pytest.mark.parametrize("sequences", [ROWS, LONG])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extras", [False, True])
+def test_keys_and_values_alone_have_the_same_bits(
+    native: Native, sequences: list[tuple[int, int]], dtype: torch.dtype, extras: bool
+):
+    shape = Shape(2, 4, 24, 24, dtype=dtype)
+    layer = as_layer(new_layer(shape, 72, AttentionForm(24**-0.5), bias=extras, head_norms=extras))
+    whole, alone = (new_case(shape, sequences) for _ in range(2))
+    x = randn(len(whole.q), 72, dtype=dtype)
+    angles = randn(len(x), 24, dtype=torch.float32)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    plan = CpuPlan.of(whole.rows, whole.kv.num_blocks, shape.block_size)
+    if not native.can_run_layers(as_stack([layer]), [whole.kv], plan, dtype):
+        pytest.skip("the layer goes in pieces")
+    native.decoder_layers(as_stack([layer]), x, cos, sin, [whole.kv], plan)
+    before = x.clone()
+    native.layer_kv(layer, x, cos, sin, alone.kv, plan)
+    assert torch.equal(x, before)
+    assert not torch.equal(alone.pool.nan_to_num(), new_case(shape, sequences).pool.nan_to_num())
+    assert torch.equal(alone.pool.nan_to_num(), whole.pool.nan_to_num())
+
+
 def test_threads_share_the_work_without_changing_it():
     one, four = built_native(1), built_native(4)
     if one is None or four is None:
@@ -195,6 +221,31 @@ def test_threads_share_the_work_without_changing_it():
     for _ in range(300):
         for linear, wanted in zip(linears, expected, strict=True):
             assert torch.equal(four.linear(x, linear), wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the nice values of threads apart")
+def test_helpers_are_as_nice_as_the_thread_that_calls():
+    native = built_native(3)
+    if native is None:
+        pytest.skip("there is no C compiler")
+    linear, x = as_linear(new_linear(700, 64, torch.float32, bias=False)), randn(3, 64, dtype=torch.float32)
+
+    def nices_of_new_threads(nice: int) -> list[int]:
+        """Return how nice the threads are that a caller on a thread of its own, so much nicer, brings."""
+
+        def call() -> list[int]:
+            before = set(os.listdir("/proc/self/task"))
+            os.nice(nice)
+            native.linear(x, linear)
+            started = set(os.listdir("/proc/self/task")) - before
+            return [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in started]
+
+        with ThreadPoolExecutor(1) as caller:
+            return caller.submit(call).result()
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for nice in (4, 0, 7, 0):
+        assert nices_of_new_threads(nice) == [own + nice] * 2
 
 
 def test_without_a_library_there_is_none(tmp_path: Path):

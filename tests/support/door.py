@@ -13,7 +13,7 @@ _KNOCK = """
 import os, signal, socket, sys
 door = socket.socket(socket.AF_UNIX)
 door.connect({path!r})
-door.sendall({name!r} + b" %d %d\\n" % (os.getpid(), os.getsid(0)))
+door.sendall({name!r} + b" %d %d %d\\n" % (os.getpid(), os.getpgid(0), os.getsid(0)))
 """
 
 
@@ -23,6 +23,7 @@ class Visitor:
 
     name: str
     pid: int
+    group: int
     session: int
     gone: asyncio.Event
     """Set when the process has ended, however it did."""
@@ -53,8 +54,8 @@ class Door:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Follow one visitor until it ends."""
-        name, pid, session = (await reader.readline()).decode().split()
-        visitor = Visitor(name, int(pid), int(session), asyncio.Event())
+        name, *ids = (await reader.readline()).decode().split()
+        visitor = Visitor(name, *map(int, ids), gone=asyncio.Event())
         self._visitors.put_nowait(visitor)
         await reader.read()
         self.departures.append(name)

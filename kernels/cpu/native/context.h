@@ -35,6 +35,8 @@ typedef struct {
                         int64_t q_heads, void *out, int64_t num_queries, int64_t position);
     int (*layer)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, void *hidden,
                  const void *cos, const void *sin, int64_t rotary_width);
+    int (*layer_kv)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, const void *hidden,
+                    const void *cos, const void *sin, int64_t rotary_width);
 } BatonLevel;
 
 #endif

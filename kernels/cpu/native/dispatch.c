@@ -120,3 +120,9 @@ EXPORT int baton_layers(BatonContext *context, const BatonLayer *layers, const B
         if (level->layer(context, &layers[i], &caches[i], rows, hidden, cos, sin, rotary_width)) return -1;
     return 0;
 }
+
+/* Store the keys and values that a layer makes of hidden, and compute nothing else of it. */
+EXPORT int baton_layer_kv(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
+                          const void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
+    return level->layer_kv(context, layer, cache, rows, hidden, cos, sin, rotary_width);
+}

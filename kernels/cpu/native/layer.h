@@ -18,6 +18,7 @@ typedef struct {
     int64_t rotary_width;
     float *qkv; /* [T, (q_heads + 2 kv_heads) * head_dim] */
     int64_t qkv_stride;
+    int64_t first_head; /* q_heads, when there are no queries */
 } PlaceJob;
 
 /* Normalise and rotate one row's query and key heads, store its keys and values. */
@@ -26,7 +27,7 @@ INLINE void place_row(const PlaceJob *job, int64_t row, const int64_t dtype) {
     const BatonCache *cache = job->cache;
     int64_t dim = layer->head_dim, angles = row * job->rotary_width * element_bytes(dtype);
     float *q = job->qkv + row * job->qkv_stride, *k = q + layer->q_heads * dim, *v = k + layer->kv_heads * dim;
-    for (int64_t head = 0; head < layer->q_heads + layer->kv_heads; head++) {
+    for (int64_t head = job->first_head; head < layer->q_heads + layer->kv_heads; head++) {
         const float *weight = head < layer->q_heads ? layer->q_norm : layer->k_norm;
         float *x = q + head * dim;
         if (weight) norm_row(x, BATON_F32, x, BATON_F32, weight, dim, (float)layer->epsilon);
@@ -142,15 +143,17 @@ static void run_rows(BatonContext *context, const BatonLayer *layer, const Baton
     pool_run(context->pool, attention_task, &job, rows->num_rows * layer->kv_heads);
 }
 
-static int run_qkv(BatonContext *context, const BatonLayer *layer, const LayerScratch *scratch, int64_t rows) {
+static int run_qkv(BatonContext *context, const BatonLayer *layer, const LayerScratch *scratch, int64_t rows,
+                   int has_queries) {
     const BatonLinear *linears[] = {&layer->q, &layer->k, &layer->v};
     float *out = scratch->qkv;
-    Product product = {.num_jobs = 3};
+    Product product = {.num_jobs = 0};
     for (int i = 0; i < 3; i++) {
-        product.jobs[i] = (LinearJob){
-            .linear = linears[i], .x = scratch->normed, .x_stride = linears[i]->inputs, .out = out,
-            .out_stride = qkv_width(layer), .dtype = layer->dtype, .out_dtype = BATON_F32, .rows = rows,
-        };
+        if (i > 0 || has_queries)
+            product.jobs[product.num_jobs++] = (LinearJob){
+                .linear = linears[i], .x = scratch->normed, .x_stride = linears[i]->inputs, .out = out,
+                .out_stride = qkv_width(layer), .dtype = layer->dtype, .out_dtype = BATON_F32, .rows = rows,
+            };
         out += linears[i]->outputs;
     }
     return run_product(context, product);
@@ -163,6 +166,29 @@ static int run_linear(BatonContext *context, LinearJob job) {
     return run_product(context, (Product){.jobs = {job}, .num_jobs = 1});
 }
 
+/* The layer up to its keys and values, which are stored, and its queries, if it is to have any. */
+static int begin_layer(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
+                       const void *hidden, const void *cos, const void *sin, int64_t rotary_width,
+                       const LayerScratch *scratch, int has_queries) {
+    int64_t num_tokens = rows->num_tokens, first_head = has_queries ? 0 : layer->q_heads;
+    run_norm(context, (NormJob){scratch->normed, hidden, layer->attention_norm, layer->dtype, operand_dtype(layer->dtype),
+                                num_tokens, layer->o.outputs, (float)layer->epsilon});
+    if (run_qkv(context, layer, scratch, num_tokens, has_queries)) return -1;
+    PlaceJob place = {layer, cache, rows, cos, sin, layer->rotary ? rotary_width : 0, scratch->qkv, qkv_width(layer),
+                      first_head};
+    pool_run(context->pool, place_task, &place, (num_tokens + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    return 0;
+}
+
+/* See baton_layer_kv. */
+static int level_layer_kv(BatonContext *context, const BatonLayer *layer, const BatonCache *cache,
+                          const BatonRows *rows, const void *hidden, const void *cos, const void *sin,
+                          int64_t rotary_width) {
+    LayerScratch scratch;
+    if (take_scratch(context, layer, rows->num_tokens, 0, &scratch)) return -1;
+    return begin_layer(context, layer, cache, rows, hidden, cos, sin, rotary_width, &scratch, 0);
+}
+
 static int level_layer(BatonContext *context, const BatonLayer *layer, const BatonCache *cache, const BatonRows *rows,
                        void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
     int64_t num_tokens = rows->num_tokens, size = layer->o.outputs, dtype = layer->dtype, operand = operand_dtype(dtype);
@@ -170,18 +196,14 @@ static int level_layer(BatonContext *context, const BatonLayer *layer, const Bat
     int64_t floats = (attention_scratch_floats(group, width, cache->k_dim, cache->v_dim) + 15) / 16 * 16;
     LayerScratch scratch;
     if (take_scratch(context, layer, num_tokens, floats, &scratch)) return -1;
-    NormJob norm = {scratch.normed, hidden, layer->attention_norm, dtype, operand, num_tokens, size, (float)layer->epsilon};
-    run_norm(context, norm);
-    if (run_qkv(context, layer, &scratch, num_tokens)) return -1;
-    PlaceJob place = {layer, cache, rows, cos, sin, layer->rotary ? rotary_width : 0, scratch.qkv, qkv_width(layer)};
-    pool_run(context->pool, place_task, &place, (num_tokens + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    if (begin_layer(context, layer, cache, rows, hidden, cos, sin, rotary_width, &scratch, 1)) return -1;
     if (run_chunks(context, layer, cache, rows, &scratch)) return -1;
     run_rows(context, layer, cache, rows, &scratch, width, floats);
     LinearJob o = {.linear = &layer->o, .x = scratch.attended, .residual = hidden, .residual_dtype = dtype,
                    .out = scratch.middle, .out_dtype = BATON_F32, .dtype = dtype, .rows = num_tokens};
     if (run_linear(context, o)) return -1;
-    norm.x = scratch.middle, norm.dtype = BATON_F32, norm.weight = layer->mlp_norm;
-    run_norm(context, norm);
+    run_norm(context, (NormJob){scratch.normed, scratch.middle, layer->mlp_norm, BATON_F32, operand, num_tokens, size,
+                                (float)layer->epsilon});
     LinearJob activate = {.linear = &layer->gate, .up = &layer->up, .x = scratch.normed, .out = scratch.active,
                           .out_dtype = operand, .dtype = dtype, .rows = num_tokens};
     if (run_linear(context, activate)) return -1;

@@ -133,4 +133,5 @@ const BatonLevel TABLE(LEVEL) = {
     .attend = level_attend,
     .attend_chunk = level_attend_chunk,
     .layer = level_layer,
+    .layer_kv = level_layer_kv,
 };

@@ -16,7 +16,7 @@ from kernels.cpu.native.build import LIBRARY
 
 log = logging.getLogger(__name__)
 
-_ABI = 4
+_ABI = 5
 """BATON_ABI of the header that these declarations follow."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -108,6 +108,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "baton_attend": (POINTER(Cache), POINTER(Rows), POINTER(Form), c_void_p, _INT, _INT, c_void_p, _INT),
     "baton_attend_chunk": (POINTER(Cache), POINTER(Form), c_void_p, c_void_p, _INT, c_void_p, _INT, _INT),
     "baton_layers": (POINTER(Layer), POINTER(Cache), _INT, POINTER(Rows), *[c_void_p] * 3, _INT),
+    "baton_layer_kv": (POINTER(Layer), POINTER(Cache), POINTER(Rows), *[c_void_p] * 3, _INT),
 }
 """Arguments after the context; each returns 0, or -1 when memory is short."""
 

@@ -182,6 +182,11 @@ class Native:
         self._call("baton_layers", *where, out.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
         return out
 
+    def layer_kv(self, layer: NativeLayer, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerKV, plan: CpuPlan) -> None:
+        """Store keys and values as :meth:`decoder_layers` does for a layer, bit for bit, and compute nothing else."""
+        where = (layer.structure, self._cache(cache), self._planned(plan))
+        self._call("baton_layer_kv", *where, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
+
     def _cache(self, kv: LayerKV) -> Cache:
         """Return ``kv`` as the library reads it; there is one a layer, so they are kept."""
         known = self._caches.get(kv)

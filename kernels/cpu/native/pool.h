@@ -2,7 +2,10 @@
 
    The caller works on its job too, and tiles are taken in shares. So a helper that gets no processor costs its help
    and nothing more: nobody waits for it to arrive, unlike at a barrier. Helpers look for the next job for some
-   microseconds and then sleep. */
+   microseconds and then sleep.
+
+   Helpers have the priority of the thread that starts them, which is the caller: when another thread calls, it gets
+   helpers of its own, and those before end. */
 
 #ifndef BATON_POOL_H
 #define BATON_POOL_H

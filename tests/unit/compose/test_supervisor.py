@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import Unavailable
-from compose.child import ChildSpec
+from compose.child import ChildSpec, start_child
 from compose.restart_policy import MAX_EARLY_DEATHS
 from compose.supervisor import Supervisor
 from tests.support.door import Door, open_door
@@ -124,11 +124,24 @@ async def test_what_a_child_started_ends_with_it(door: Door, tmp_path: Path) -> 
             await visitor.gone.wait()
 
 
-async def test_a_child_has_a_session_of_its_own_so_that_ctrl_c_passes_it_by(door: Door, tmp_path: Path) -> None:
+async def test_a_child_has_a_group_of_its_own_so_that_ctrl_c_passes_it_by(door: Door, tmp_path: Path) -> None:
     async with supervising(tmp_path) as supervisor:
         supervisor.start(door.spec("worker"))
         visitor = await door.next()
-        assert visitor.session == visitor.pid != os.getsid(0)
+        assert visitor.group == visitor.pid
+
+
+async def test_children_share_a_session_so_that_linux_compares_their_nice_values(door: Door, tmp_path: Path) -> None:
+    async with supervising(tmp_path) as supervisor:
+        supervisor.start(door.spec("worker"))
+        assert (await door.next()).session == os.getsid(0)
+
+
+async def test_a_child_can_be_killed_before_it_has_its_group(door: Door, tmp_path: Path) -> None:
+    child = await start_child(door.spec("young"), tmp_path / "young.log")
+    child.kill()
+    async with asyncio.timeout(30):
+        assert await child.wait(lambda line: None, lambda: True) == -signal.SIGKILL
 
 
 async def test_output_goes_to_the_log_and_warnings_also_to_the_terminal(
@@ -158,7 +171,7 @@ async def test_output_goes_to_the_log_and_warnings_also_to_the_terminal(
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from compose.child import ChildSpec
+from compose.child import ChildSpec, start_child
 from compose.supervisor import Supervisor
 
 async def main():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from decode_worker.scheduler import GENTLE_TOKENS, DecodeScheduler
+from decode_worker.scheduler import DecodeScheduler
 from decode_worker.slots import Stage
 from decode_worker.step import DecodeStep
 from kvstore.block_pool import BlockPool
@@ -77,12 +77,26 @@ def test_prompts_that_are_computed_gently_share_a_few_tokens_beside_answers_and_
     assert sizes(run_step(scheduler)) == [32]
     add_local(pool, scheduler, 5)
     assert sizes(run_step(scheduler)) == [8, 24]  # nobody decodes yet
-    assert sizes(run_step(scheduler)) == [1, GENTLE_TOKENS, 4]
-    assert sizes(run_step(scheduler)) == [1, 1, GENTLE_TOKENS]
+    assert sizes(run_step(scheduler)) == [1, 3, 5]
+    assert sizes(run_step(scheduler)) == [1, 1, 3]
     third = new_sequence(pool, unique_tokens(40, 3))
     scheduler.add(third)
     scheduler.compute_here(third, gently=True)
-    assert sizes(run_step(scheduler)) == [1, 1, GENTLE_TOKENS]
+    assert sizes(run_step(scheduler)) == [1, 1, 3]
+
+
+def test_a_gentle_prompt_takes_fewer_tokens_a_step_the_farther_it_has_come_but_never_none():
+    pool, scheduler = make(num_blocks=600, local_chunk_tokens=64)
+    add_local(pool, scheduler, 5, max_tokens=2000)
+    run_step(scheduler)
+    sequence = new_sequence(pool, unique_tokens(1200, 1))
+    scheduler.add(sequence)
+    scheduler.compute_here(sequence, gently=True)
+    taken = []
+    while sequence.num_remaining_tokens > 1:
+        taken.append(sizes(run_step(scheduler))[1])
+    assert taken == sorted(taken, reverse=True)
+    assert (taken[0], taken[-1], sum(taken)) == (4, 1, 1199)
 
 
 def test_a_block_is_taken_when_the_boundary_is_crossed():
