@@ -53,13 +53,13 @@ class Plan:
 def plan_cluster(config: UpConfig, passed: PassedOn, site: Site, environ: Mapping[str, str]) -> Plan:
     """Return the processes of the cluster that ``config`` describes, with what is ``passed`` on to them."""
     env = base_env(environ)
-    steps_back = sys.platform == "linux" and WorkerConfig(model="-", **passed.workers).prefill_nice > 0
+    threads = config.threads or max(1, cores() // (config.prefill + config.decode))
+    worker_env = _WAITING | env | dict.fromkeys(_THREAD_VARIABLES, str(threads))
     roles = [(Role.PREFILL, index) for index in range(config.prefill)]
     roles += [(Role.DECODE, index) for index in range(config.decode)]
-    threads = {role: compute_threads(config, role, cores(), steps_back=steps_back) for role, _ in roles}
     return Plan(
         gateway=_gateway(config, passed, site, env),
-        workers=tuple(_worker(passed, site, role, index, threads[role], env) for role, index in roles),
+        workers=tuple(_worker(passed, site, role, index, threads, worker_env) for role, index in roles),
     )
 
 
@@ -78,15 +78,6 @@ def base_env(environ: Mapping[str, str]) -> dict[str, str]:
 def client_model_name(source: str, model_dir: Path) -> str:
     """Return the name under which clients know the model that ``--model`` calls ``source``."""
     return model_dir.name if Path(source).expanduser().is_dir() else source
-
-
-def compute_threads(config: UpConfig, role: Role, num_cores: int, *, steps_back: bool) -> int:
-    """Return the compute threads of one worker: its share of the cores, unless the options say.
-
-    Prefill workers share all cores when each ``steps_back`` for everything else, else what is theirs. Pure.
-    """
-    takes_all = role is Role.PREFILL and steps_back
-    return config.threads or max(1, num_cores // (config.prefill + (0 if takes_all else config.decode)))
 
 
 def cores() -> int:
@@ -114,8 +105,7 @@ def _worker(passed: PassedOn, site: Site, role: Role, index: int, threads: int, 
         "role_dir": site.log_dir,
     }
     options = WorkerConfig(**(dict(passed.workers) | _common(passed.workers, site) | settled))
-    worker_env = {**_WAITING, **env, **dict.fromkeys(_THREAD_VARIABLES, str(threads))}
-    return _child(name, f"{role}_worker", options, worker_env)
+    return _child(name, f"{role}_worker", options, env)
 
 
 def _common(passed: Mapping[str, Any], site: Site) -> dict[str, Any]:

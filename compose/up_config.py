@@ -33,8 +33,7 @@ class UpConfig:
     """URL of a Redis server, version 7.2 or newer; empty: start an embedded one."""
 
     threads: int = 0
-    """Compute threads of each worker; 0: for a decode worker the machine's cores divided among all workers, for a
-    prefill worker, which steps back for everything else, divided among the prefill workers."""
+    """Compute threads of each worker; 0: the machine's cores divided among the workers."""
 
     log_dir: Path | None = None
     """Folder for the log files; the default is one for each port in the user's state folder."""

@@ -83,7 +83,7 @@ class WorkerConfig:
     threads: int = 0
     """Compute threads; 0: all cores."""
 
-    prefill_nice: int = 10
+    prefill_nice: int = 5
     """How far the compute threads step back for everything else on the machine while the worker prefills on a CPU:
     added to their nice value; 0: not at all. Linux only."""
 

@@ -1,16 +1,14 @@
 """What ``baton up`` starts."""
 
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
-from common.messages import Role
 from compose.child import ChildSpec
 from compose.passed_on import SETTLED, PassedOn, passed_on, passed_on_options
-from compose.plan import STOP_MARGIN_S, Site, client_model_name, compute_threads, cores, forget_roles, plan_cluster
+from compose.plan import STOP_MARGIN_S, Site, client_model_name, cores, forget_roles, plan_cluster
 from compose.up_config import UpConfig
 from gateway.config import GatewayConfig
 from kvstore.host.config import WorkerConfig
@@ -53,26 +51,11 @@ def test_a_start_forgets_the_roles_of_the_one_before(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["prefill-0.log"]
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "steps_back", "each_prefill", "each_decode"),
-    [(1, 1, True, 8, 4), (1, 1, False, 4, 4), (2, 2, True, 4, 2), (3, 1, False, 2, 2), (9, 9, True, 1, 1)],
-)
-def test_cores_are_divided_among_all_workers_or_for_prefill_workers_that_step_back_among_these(
-    prefill: int, decode: int, steps_back: bool, each_prefill: int, each_decode: int
-) -> None:
-    config = UpConfig(prefill=prefill, decode=decode)
-    threads = [compute_threads(config, role, 8, steps_back=steps_back) for role in (Role.PREFILL, Role.DECODE)]
-    assert threads == [each_prefill, each_decode]
-    assert compute_threads(UpConfig(prefill=0, decode=1), Role.DECODE, 8, steps_back=steps_back) == 8
-    assert compute_threads(replace(config, threads=3), Role.PREFILL, 8, steps_back=steps_back) == 3
-
-
-def test_workers_are_told_their_threads_twice() -> None:
-    for nice in (0, 10):
-        prefill, decode = plan_cluster(UpConfig(), passed_on({"prefill_nice": nice}), SITE, {}).workers
-        shares = (cores() if nice and sys.platform == "linux" else max(1, cores() // 2), max(1, cores() // 2))
-        for spec, share in zip((prefill, decode), shares, strict=True):
-            assert flags(spec)["--threads"] == spec.env["OMP_NUM_THREADS"] == str(share)
+def test_cores_are_divided_among_the_workers() -> None:
+    (one,) = plan_cluster(UpConfig(prefill=0, decode=1), NOTHING, SITE, {}).workers
+    assert flags(one)["--threads"] == str(cores())
+    many = plan_cluster(UpConfig(prefill=cores(), decode=cores()), NOTHING, SITE, {}).workers
+    assert {flags(spec)["--threads"] for spec in many} == {"1"}
 
 
 def test_secrets_travel_by_environment() -> None:
