@@ -111,12 +111,10 @@ async def test_steps_are_nice_to_others_only_while_the_worker_prefills(cluster: 
         on_thread = await host.parts.compute.call(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return on_thread - os.getpriority(os.PRIO_PROCESS, 0)
 
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    nicer = min(own + WorkerConfig(model="-").prefill_nice, 19)
-    assert [await nice(host) for host in (cluster.prefill, cluster.decode)] == [nicer, own]
+    assert [await nice(host) for host in (cluster.prefill, cluster.decode)] == [WorkerConfig(model="-").prefill_nice, 0]
     await order(cluster.prefill, Role.DECODE)
     await changed(redis, cluster.prefill, Role.DECODE)
-    assert await nice(cluster.prefill) == own
+    assert await nice(cluster.prefill) == 0
 
 
 async def test_the_index_names_the_cached_blocks_under_the_new_epoch(cluster: Split, redis: Redis) -> None:
