@@ -8,6 +8,7 @@ bound by arithmetic. Ours is the faster one there too where the processor has th
 
 ALWAYS = 1 << 30
 FEW = 128
+"""Rows from which on ours, in bfloat16, goes another way: MOST_FEW_ROWS of ``native/product.h``."""
 
 _LARGEST: dict[str, tuple[int, int]] = {  # rows in float32, in bfloat16
     "avx512_bf16": (ALWAYS, ALWAYS),

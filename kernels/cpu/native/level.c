@@ -24,48 +24,36 @@ static int level_linear(BatonContext *context, const BatonLinear *linear, int64_
     return run_product(context, (Product){.jobs = {job}, .num_jobs = 1});
 }
 
-typedef struct {
-    const void *x, *other; /* [rows, width], rows stride apart; the up states of silu_mul */
-    const float *weight;
-    void *out;
-    int64_t stride, rows, width, dtype;
-    float epsilon;
-} RowsJob;
-
-INLINE void norm_tile_as(const RowsJob *job, int64_t row, const int64_t dtype) {
-    int64_t at = row * job->stride * element_bytes(dtype), out_at = row * job->width * element_bytes(dtype);
-    norm_row((char *)job->out + out_at, dtype, (const char *)job->x + at, dtype, job->weight, job->width, job->epsilon);
-}
-
-INLINE void silu_mul_tile_as(const RowsJob *job, int64_t row, const int64_t dtype) {
-    int64_t at = row * job->stride * element_bytes(dtype), out_at = row * job->width * element_bytes(dtype);
-    silu_mul_row((char *)job->out + out_at, dtype, (const char *)job->x + at, (const char *)job->other + at, dtype,
-                 job->width);
-}
-
-static void rows_tile(const void *argument, int64_t tile, int64_t thread) {
-    (void)thread;
-    const RowsJob *job = argument;
-    for (int64_t row = tile * ROWS_A_TILE; row < job->rows && row < (tile + 1) * ROWS_A_TILE; row++) {
-        if (job->weight && job->dtype == BATON_BF16) norm_tile_as(job, row, BATON_BF16);
-        else if (job->weight) norm_tile_as(job, row, BATON_F32);
-        else if (job->dtype == BATON_BF16) silu_mul_tile_as(job, row, BATON_BF16);
-        else silu_mul_tile_as(job, row, BATON_F32);
-    }
-}
-
 static int level_norm(BatonContext *context, const void *x, const float *weight, void *out, int64_t rows,
                       int64_t width, double epsilon, int64_t dtype) {
-    RowsJob job = {.x = x, .weight = weight, .out = out, .stride = width, .rows = rows, .width = width,
-                   .dtype = dtype, .epsilon = (float)epsilon};
-    pool_run(context->pool, rows_tile, &job, (rows + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    run_norm(context, (NormJob){out, x, weight, dtype, dtype, rows, width, (float)epsilon});
     return 0;
+}
+
+typedef struct {
+    const char *gate, *up; /* [rows, width], rows stride apart */
+    char *out;
+    int64_t stride, rows, width, dtype;
+} ActivationJob;
+
+static void activation_task(const void *argument, int64_t tile, int64_t thread) {
+    (void)thread;
+    const ActivationJob *job = argument;
+    int64_t bytes = element_bytes(job->dtype);
+    for (int64_t row = tile * ROWS_A_TILE; row < job->rows && row < (tile + 1) * ROWS_A_TILE; row++) {
+        const char *gate = job->gate + row * job->stride * bytes, *up = job->up + row * job->stride * bytes;
+        char *out = job->out + row * job->width * bytes;
+        if (job->dtype == BATON_BF16)
+            silu_mul_row(out, BATON_BF16, gate, up, BATON_BF16, job->width);
+        else
+            silu_mul_row(out, BATON_F32, gate, up, BATON_F32, job->width);
+    }
 }
 
 static int level_silu_mul(BatonContext *context, const void *gate, const void *up, int64_t stride, void *out,
                           int64_t rows, int64_t width, int64_t dtype) {
-    RowsJob job = {.x = gate, .other = up, .out = out, .stride = stride, .rows = rows, .width = width, .dtype = dtype};
-    pool_run(context->pool, rows_tile, &job, (rows + ROWS_A_TILE - 1) / ROWS_A_TILE);
+    ActivationJob job = {gate, up, out, stride, rows, width, dtype};
+    pool_run(context->pool, activation_task, &job, (rows + ROWS_A_TILE - 1) / ROWS_A_TILE);
     return 0;
 }
 
