@@ -53,7 +53,7 @@ $(CLIENTS)/.installed: requirements/clients.txt
 	@touch $@
 
 fuzz: setup
-	$(TEST_ENV) BATON_FUZZ_SECONDS=600 $(BIN)/python -m pytest tests/integration/test_gateway/test_openapi.py $(ARGS)
+	$(TEST_ENV) BATON_FUZZ_SECONDS=600 BATON_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest tests/integration/test_gateway/test_openapi.py $(ARGS)
 
 # The compiled CPU kernels under the address and undefined-behaviour sanitizers: minutes.
 sanitize: setup

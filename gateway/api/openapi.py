@@ -28,7 +28,7 @@ from gateway.http.errors import ErrorReply
 from gateway.parts import baton_version
 
 _REF = "#/components/schemas/{name}"
-_STREAM = {"type": "string", "description": "Server-sent events, each a chunk as JSON; the last one is [DONE]."}
+_DONE = "[DONE]"
 
 WRONG, KEY, MISSING, SLOW, BUSY, LARGE, FULL, FAULT, NOBODY, LATE = 400, 401, 404, 408, 409, 413, 429, 500, 503, 504
 _BODY = (WRONG, SLOW, LARGE)
@@ -57,13 +57,17 @@ class Operation:
     """Type of the answer with status 200; None for plain text."""
     errors: Sequence[int] = ()
     body: type[msgspec.Struct] | None = None
-    streams: bool = False
-    """Whether the answer may be a stream of events."""
+    chunk: type[msgspec.Struct] | None = None
+    """Type of what an event holds where the answer may be a stream."""
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Bodies by their names."""
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _ANSWERS = (*_BODY, KEY, MISSING, FULL, FAULT, NOBODY, LATE)
 _WINDOW: dict[str, dict[str, Any]] = {"window": {"enum": list(cache.WINDOWS)}, "worker": {"type": "string"}}
+_QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
+_BEGINNING = {"prompt": "The capital of France is", "max_tokens": 16}
 _TOP: dict[str, dict[str, Any]] = {"top": {"type": "integer", "minimum": 1, "maximum": cache.MAX_TOP}}
 
 OPERATIONS = (
@@ -74,7 +78,8 @@ OPERATIONS = (
         chat_reply.ChatCompletion,
         _ANSWERS,
         body=chat.ChatFields,
-        streams=True,
+        chunk=chat_reply.Chunk,
+        examples={"whole": _QUESTION, "stream": _QUESTION | {"stream": True}},
     ),
     Operation(
         "/v1/completions",
@@ -83,7 +88,8 @@ OPERATIONS = (
         completion_reply.Completion,
         _ANSWERS,
         body=completions.CompletionFields,
-        streams=True,
+        chunk=completion_reply.Completion,
+        examples={"whole": _BEGINNING, "stream": _BEGINNING | {"stream": True}},
     ),
     Operation(
         "/tokenize",
@@ -148,7 +154,7 @@ async def openapi(request: Request) -> Response:
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of the gateway."""
     types = {kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if kind is not None}
-    types |= {chat_reply.Chunk, ErrorReply}
+    types |= {operation.chunk for operation in OPERATIONS if operation.chunk is not None} | {ErrorReply}
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -174,8 +180,15 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if parameters:
         found["parameters"] = parameters
     if operation.body is not None:
-        found["requestBody"] = {"required": True, "content": _json(operation.body)}
+        found["requestBody"] = {"required": True, "content": _body(operation.body, operation.examples)}
     return found
+
+
+def _body(kind: type[msgspec.Struct], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    content = _json(kind)
+    if examples:
+        content["application/json"]["examples"] = {name: {"value": value} for name, value in examples.items()}
+    return content
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
@@ -184,9 +197,18 @@ def _answer(operation: Operation) -> dict[str, Any]:
         kind, schema = ("application/json", "object") if is_json else ("text/plain", "string")
         return {"description": "Done.", "content": {kind: {"schema": {"type": schema}}}}
     content = _json(operation.reply)
-    if operation.streams:
-        content["text/event-stream"] = {"schema": _STREAM}
+    if operation.chunk is not None:
+        content["text/event-stream"] = {"schema": _event(operation.chunk)}
     return {"description": "Done.", "content": content}
+
+
+def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schema of one event: OpenAPI 3.1 has none for a stream, and those who read streams take it so."""
+    payload = {"anyOf": [_schema(chunk), _schema(ErrorReply)]}
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": payload}
+    data = {"anyOf": [{"const": _DONE}, text]}
+    described = "One server-sent event: a chunk as JSON, or the error that ends the stream; the last one is [DONE]."
+    return {"type": "object", "description": described, "properties": {"data": data}, "required": ["data"]}
 
 
 def _error(code: int) -> dict[str, Any]:
@@ -194,5 +216,9 @@ def _error(code: int) -> dict[str, Any]:
 
 
 def _json(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"application/json": {"schema": _schema(kind)}}
+
+
+def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
     (schema,), _ = msgspec.json.schema_components((kind,), ref_template=_REF)
-    return {"application/json": {"schema": schema}}
+    return schema
