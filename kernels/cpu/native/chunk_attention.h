@@ -132,7 +132,7 @@ static void attend_block(const ChunkJob *job, QueryRows *rows, int64_t head, int
     uint16_t weights[GROUP_ROWS][KEYS];
     const char *weight_rows[GROUP_ROWS];
     Lanes scores[GROUP_ROWS][VECTORS];
-    multiply_pairs(scores, rows->queries, job->keys + at * k_pairs * KEYS, k_pairs, 1);
+    multiply_pairs(scores, rows->queries, job->keys + at * k_pairs * KEYS, k_pairs, 1, NULL, 0);
     for (int row = 0; row < GROUP_ROWS; row++) {
         weight_rows[row] = (const char *)weights[row];
         weigh_scores(rows, row, scores[row], (job->first_block + block) * KEYS, (float)job->form->scaling, job->columns,
@@ -142,7 +142,7 @@ static void attend_block(const ChunkJob *job, QueryRows *rows, int64_t head, int
         Lanes sums[GROUP_ROWS][VECTORS];
         for (int row = 0; row < GROUP_ROWS; row++)
             for (int v = 0; v < VECTORS; v++) sums[row][v] = load(rows->sums[row], column + v * LANES, BATON_F32);
-        multiply_pairs(sums, weight_rows, values + column * BLOCK_PAIRS, BLOCK_PAIRS, 0);
+        multiply_pairs(sums, weight_rows, values + column * BLOCK_PAIRS, BLOCK_PAIRS, 0, NULL, 0);
         for (int row = 0; row < GROUP_ROWS; row++)
             for (int v = 0; v < VECTORS; v++) store(rows->sums[row], column + v * LANES, sums[row][v], BATON_F32);
     }

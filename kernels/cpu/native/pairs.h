@@ -19,13 +19,15 @@
 #define VECTORS (COLUMNS / LANES)
 #define GROUP_ROWS 6 /* at once: with VECTORS sums each they fill the registers */
 
-/* sums[row] = the pairs of row a[row] times the packed pairs of b, and what was there before unless from_zero. */
+/* sums[row] = the pairs of row a[row] times the packed pairs of b, and what was there before unless from_zero. With each
+   pair ahead_step bytes of what lies ahead, if anything does, are brought into the second-level cache. */
 INLINE void multiply_pairs(Lanes sums[GROUP_ROWS][VECTORS], const char *const a[GROUP_ROWS], const uint32_t *b,
-                           int64_t num_pairs, const int from_zero) {
+                           int64_t num_pairs, const int from_zero, const char *ahead, int64_t ahead_step) {
     Lanes total[GROUP_ROWS][VECTORS];
     _Pragma("GCC unroll 6") for (int row = 0; row < GROUP_ROWS; row++)
         _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) total[row][v] = from_zero ? (Lanes){} : sums[row][v];
     for (int64_t pair = 0; pair < num_pairs; pair++) {
+        if (ahead) __builtin_prefetch(ahead + pair * ahead_step, 0, 2);
         Pairs packed[VECTORS];
         _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++) packed[v] = load_pairs(b + pair * COLUMNS + v * LANES);
         _Pragma("GCC unroll 6") for (int row = 0; row < GROUP_ROWS; row++) {

@@ -1,5 +1,6 @@
 /* Products of many rows with weight matrices in bfloat16. A tile is COLUMNS outputs of WIDE_TILE_ROWS rows; tiles of the same
-   outputs follow each other, so that a thread packs their weights once and then has them in its cache.
+   outputs follow each other, so that a thread packs their weights once and then has them in its cache. Multiplying leaves
+   the memory idle; so the weights that are packed next are brought into the cache meanwhile.
 
    Needs the processor's bfloat16 dot product; elsewhere there is nothing in here. */
 
@@ -42,6 +43,22 @@ static void pack_weights(PackedWeights *packed, const LinearJob *job, int64_t fi
     pack_pairs(packed->pairs, rows, inputs / 2);
 }
 
+/* Bytes that are read ahead with each pair: when all rows have been multiplied, it was as much as is packed at a time. */
+INLINE int64_t ahead_step(const LinearJob *job) {
+    int64_t groups = (job->rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    return (COLUMNS * 4 + groups - 1) / groups;
+}
+
+/* Where to read ahead while the rows from row on are multiplied: in the weights behind those of the outputs from first
+   on, which are packed next. Behind the last ones there are often those of the next product, and nothing else does no
+   harm: it is only a hint. */
+INLINE const char *ahead_of(const LinearJob *job, int64_t first, int64_t row) {
+    int64_t inputs = job->linear->inputs, bytes = wide_outputs(job) * inputs * 2;
+    int64_t at = row / GROUP_ROWS * (inputs / 2) * ahead_step(job), is_up = job->up && at >= bytes;
+    const BatonLinear *linear = is_up ? job->up : job->linear;
+    return (const char *)linear->weight + first * inputs * 2 + (is_up ? at : bytes + at);
+}
+
 /* The outputs from first on of up to GROUP_ROWS rows from row on. */
 static void wide_group(const LinearJob *job, const PackedWeights *packed, int64_t first, int64_t count, int64_t row,
                        int64_t rows) {
@@ -49,7 +66,7 @@ static void wide_group(const LinearJob *job, const PackedWeights *packed, int64_
     for (int64_t r = 0; r < GROUP_ROWS; r++)
         x[r] = (const char *)job->x + (row + (r < rows ? r : rows - 1)) * job->x_stride * 2;
     Lanes sums[GROUP_ROWS][VECTORS];
-    multiply_pairs(sums, x, packed->pairs, job->linear->inputs / 2, 1);
+    multiply_pairs(sums, x, packed->pairs, job->linear->inputs / 2, 1, ahead_of(job, first, row), ahead_step(job));
     for (int64_t r = 0; r < rows; r++) {
         float *values = (float *)sums[r], *up = job->up ? values + COLUMNS / 2 : NULL;
         add_bias(values, job->linear, first, count);
