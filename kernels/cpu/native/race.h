@@ -22,7 +22,7 @@ INLINE double race_number(uint64_t key, int64_t id) {
 
 /* Return the index of the largest weight / -log(number), of equals the first. ids may be NULL: 0 to count - 1.
 
-   -log(u) is at least 1 - u. So a token whose weight is below best * (1 - u) needs no logarithm, and nearly none does. */
+   -log(u) is at least 1 - u. So a token whose weight is below best * (1 - u) needs no logarithm: nearly none does. */
 static int64_t run_race(const double *weights, const int64_t *ids, int64_t count, uint64_t key) {
     int64_t winner = 0;
     double best = 0, least[RACE_BLOCK];
