@@ -88,15 +88,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.bad_words)
 
 
-def uniform(seed: int, sample_index: int, position: int) -> float:
-    """Return the uniform number in [0, 1) that decides the token at ``position``.
+def noise_key(seed: int, sample_index: int, position: int) -> int:
+    """Return the 64 bits that, with a token's id, make the random number of that token at ``position``.
 
     ``position`` counts all tokens before the sampled one, prompt included; ``sample_index`` numbers the parallel
-    samples of one prompt. Counter-based (a keyed hash), so it needs no state and no order of calls.
+    samples of one prompt. A keyed hash, so it needs no state and no order of calls.
     """
     key = struct.pack("<QIQ", seed, sample_index, position)
-    word = int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"baton-sample").digest(), "little")
-    return (word >> 11) / 2**53
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"baton-sample").digest(), "little")
 
 
 def finish_reason(

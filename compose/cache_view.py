@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from common.errors import Unavailable
 from compose.console import result
-from compose.readiness import error_message
+from compose.gateway_client import accepted, open_gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +110,17 @@ async def cache_lookup(config: CacheLookupConfig) -> None:
 async def _show(
     config: Config, table: Callable[[Mapping[str, Any]], Table], method: str, path: str, **options: Any
 ) -> None:
-    headers = {"Authorization": f"Bearer {config.api_key.split()[0]}"} if config.api_key.strip() else {}
-    async with httpx2.AsyncClient(base_url=config.url, headers=headers, trust_env=False, timeout=10.0) as client:
-        answer = await _ask(client, config.url, method, path, options)
+    async with open_gateway(config.url, config.api_key, timeout_s=10.0) as client:
+
+        async def ask() -> httpx2.Response:
+            return accepted(await client.request(method, path, **options))
+
+        answer = await ask()
         if config.json:
             result(answer.text)
             while config.watch:
                 await asyncio.sleep(config.watch)
-                result((await _ask(client, config.url, method, path, options)).text)
+                result((await ask()).text)
             return
         console = Console()
         if not config.watch:
@@ -127,20 +129,8 @@ async def _show(
         with Live(table(answer.json()), console=console, auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(config.watch)
-                answer = await _ask(client, config.url, method, path, options)
+                answer = await ask()
                 live.update(table(answer.json()), refresh=True)
-
-
-async def _ask(
-    client: httpx2.AsyncClient, url: str, method: str, path: str, options: dict[str, Any]
-) -> httpx2.Response:
-    try:
-        answer = await client.request(method, path, **options)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {url} ({error}); is `baton up` running?") from error
-    if answer.status_code != 200:
-        raise Unavailable(f"{url} answers: {error_message(answer)}")
-    return answer
 
 
 def stats_table(stats: Mapping[str, Any]) -> Table:

@@ -3,10 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
-import httpx2
-
 from common.errors import ConfigError, Unavailable
 from compose.console import note, result
+from compose.gateway_client import accepted, open_gateway
 from compose.readiness import error_message
 from compose.status import fetch_cluster
 
@@ -47,17 +46,11 @@ async def drain(worker: str, config: DrainConfig) -> None:
 
 
 async def _begin(worker: str, config: DrainConfig) -> int:
-    headers = {"Authorization": f"Bearer {config.admin_key}"} if config.admin_key else {}
-    try:
-        async with httpx2.AsyncClient(base_url=config.url, headers=headers, trust_env=False, timeout=10.0) as client:
-            answer = await client.post("/v1/cluster/drain", json={"worker": worker})
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {config.url} ({error}); is `baton up` running?") from error
+    async with open_gateway(config.url, config.admin_key, timeout_s=10.0) as client:
+        answer = await client.post("/v1/cluster/drain", json={"worker": worker})
     if answer.status_code == 404:
         raise ConfigError(error_message(answer))
-    if answer.status_code != 200:
-        raise Unavailable(f"{config.url} answers: {error_message(answer)}")
-    return int(answer.json()["epoch"])
+    return int(accepted(answer).json()["epoch"])
 
 
 async def _is_there(worker: str, epoch: int, config: DrainConfig) -> bool:

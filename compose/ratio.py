@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import httpx2
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import ConfigError, Unavailable
+from common.errors import ConfigError
 from common.messages import PlannerStep
 from compose.console import note, result
+from compose.gateway_client import accepted, open_gateway
 from compose.readiness import error_message
 from compose.status import ClusterView, fetch_cluster
 
@@ -111,18 +111,12 @@ async def ratio_set(ratio: str, config: RatioSetConfig) -> None:
     body: dict[str, object] = {"ratio": ratio}
     if config.drain_s is not None:
         body["drain_s"] = config.drain_s
-    headers = {"Authorization": f"Bearer {config.admin_key}"} if config.admin_key else {}
     note(f"changing to {ratio}")
-    try:
-        async with httpx2.AsyncClient(base_url=config.url, headers=headers, trust_env=False, timeout=_WAIT_S) as client:
-            answer = await client.post("/v1/cluster/ratio", json=body)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {config.url} ({error}); is `baton up` running?") from error
+    async with open_gateway(config.url, config.admin_key, timeout_s=_WAIT_S) as client:
+        answer = await client.post("/v1/cluster/ratio", json=body)
     if answer.status_code == 400:
         raise ConfigError(error_message(answer))
-    if answer.status_code != 200:
-        raise Unavailable(f"{config.url} answers: {error_message(answer)}")
-    reply = msgspec.json.decode(answer.content, type=RatioReply)
+    reply = msgspec.json.decode(accepted(answer).content, type=RatioReply)
     for change in reply.changed:
         result(f"{change.worker} became a {change.role} worker in {change.seconds:.2f} s")
     result(f"the ratio is {reply.ratio}")

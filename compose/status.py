@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import httpx2
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from common.errors import Unavailable
 from common.messages import BlockCounts, PlannerStep
-from compose.readiness import error_message
+from compose.gateway_client import accepted, open_gateway
 
 WIDE = 120
 """Columns of a terminal that shows everything."""
@@ -121,15 +120,10 @@ async def status(config: StatusConfig) -> None:
 
 async def fetch_cluster(url: str, api_key: str = "") -> ClusterView:
     """Return the cluster behind the gateway at ``url``; raises Unavailable when it does not answer."""
-    headers = {"Authorization": f"Bearer {api_key.split()[0]}"} if api_key.strip() else {}
     try:
-        async with httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=5.0) as client:
-            answer = await client.get("/v1/cluster")
-            if answer.status_code != 200:
-                raise Unavailable(f"{url} answers: {error_message(answer)}")
-            return msgspec.json.decode(answer.content, type=ClusterView)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {url} ({error}); is `baton up` running?") from error
+        async with open_gateway(url, api_key) as client:
+            answer = accepted(await client.get("/v1/cluster"))
+        return msgspec.json.decode(answer.content, type=ClusterView)
     except msgspec.DecodeError as error:
         raise Unavailable(f"what answers at {url} is not a Baton gateway ({error})") from error
 

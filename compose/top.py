@@ -14,7 +14,7 @@ from rich.text import Text
 
 from common.errors import ConfigError, Unavailable
 from common.messages import BlockCounts
-from compose.readiness import error_message
+from compose.gateway_client import accepted, open_gateway
 
 BAR_WIDTH = 24
 _RATES = {"prompt": "baton_prompt_tokens_total", "answer": "baton_generation_tokens_total"}
@@ -72,8 +72,7 @@ class Look:
 
 async def top(config: TopConfig) -> None:
     """Show the cluster until interrupted; raises Unavailable when no gateway answers any more."""
-    headers = {"Authorization": f"Bearer {config.api_key.split()[0]}"} if config.api_key.strip() else {}
-    async with httpx2.AsyncClient(base_url=config.url, headers=headers, trust_env=False, timeout=5.0) as client:
+    async with open_gateway(config.url, config.api_key) as client:
         look = await _look(client, config.url)
         with Live(screen(look, look), auto_refresh=False, screen=not config.once) as live:
             while not config.once:
@@ -83,12 +82,7 @@ async def top(config: TopConfig) -> None:
 
 
 async def _look(client: httpx2.AsyncClient, url: str) -> Look:
-    try:
-        answer, metrics = await client.get("/v1/cluster"), await client.get("/metrics")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {url} ({error}); is `baton up` running?") from error
-    if answer.status_code != 200:
-        raise Unavailable(f"{url} answers: {error_message(answer)}")
+    answer, metrics = accepted(await client.get("/v1/cluster")), await client.get("/metrics")
     try:
         cluster = msgspec.json.decode(answer.content, type=TopCluster)
     except msgspec.DecodeError as error:

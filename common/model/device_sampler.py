@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.model.sample_row import SampleRow
 from common.model.upload import upload
-from common.sampling import uniform
+from common.sampling import noise_key
 from kernels.gpu.sample_rows import Penalties, penalise_rows, sample_rows
 
 
@@ -35,18 +35,19 @@ def sample_on_device(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """
     scores = logits.contiguous()
     numbers = torch.tensor([_numbers(row) for row in rows], dtype=torch.float64)
+    keys = np.array([noise_key(row.params.seed, row.sample_index, row.position) for row in rows], dtype=np.uint64)
     if any(row.params.reads_history for row in rows):
         scores = scores.double()
         penalise_rows(scores, _penalties(rows, scores.device))
-    return sample_rows(scores, upload(numbers, scores.device))
+    bits = torch.from_numpy(keys.view(np.int64))
+    return sample_rows(scores, upload(numbers, scores.device), upload(bits, scores.device))
 
 
 def _numbers(row: SampleRow) -> tuple[float, ...]:
     params = row.params
     if params.temperature == 0:
-        return (0.0, 0.0, 1.0, 0.0, 0.0)
-    number = uniform(params.seed, row.sample_index, row.position)
-    return (params.temperature, params.top_k, params.top_p, params.min_p, number)
+        return (0.0, 0.0, 1.0, 0.0)
+    return (params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def _penalties(rows: Sequence[SampleRow], device: torch.device) -> Penalties:

@@ -1,4 +1,4 @@
-"""From logits to token ids: edits, temperature, what is kept, one uniform number, inverse CDF.
+"""From logits to token ids: edits, temperature, what is kept, and a race of the kept tokens.
 
 A token depends on its own row, parameters, history, seed, sample index and position alone. So each row is worked on by
 itself, in float64 on the CPU; a row of 50,000 logits then also stays in the cache, where a whole batch does not.
@@ -6,7 +6,7 @@ itself, in float64 on the CPU; a row of 50,000 logits then also stays in the cac
 Kept are the ``top_k`` most likely tokens; of these the smallest set, most likely first, that holds ``top_p`` of their
 weight; of these the ones with at least ``min_p`` of the largest weight; of these the smallest set, closest to the
 entropy first, that holds ``typical_p`` (Meister et al., Locally Typical Sampling). A token as good as the last one kept
-is kept too. The chosen token is the first whose running sum of kept weights exceeds ``u`` times the total.
+is kept too. Which of the kept tokens is chosen :mod:`common.model.race` says.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from common.errors import InternalError
 from common.model.logit_edits import edit, has_edits
+from common.model.race import race
 from common.model.sample_row import SampleRow
 from common.model.sampled_ids import SampledIds
 from common.model.upload import upload
-from common.sampling import SamplingParams, uniform
+from common.sampling import SamplingParams, noise_key
 
-_BLOCK = 256
-"""Weights are summed in blocks of so many first; only the block with the chosen token is summed up one by one."""
+_ROWS = 64
+"""Scores stand in so many rows when the largest are looked for."""
 
 _LARGE = 1e-4
 """Share of the total from which on a weight is tried first when the nucleus is looked for."""
@@ -107,8 +108,7 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> int:
 def _draw(scores: Floats, best: float, row: SampleRow) -> int:
     """Return the token for ``scores [vocab]``, which are overwritten, at a temperature above 0."""
     kept = _kept(scores, best, row.params, None if row.allowed is None else np.flatnonzero(row.allowed))
-    target = uniform(row.params.seed, row.sample_index, row.position)
-    at = _inverse_cdf(kept.weights, target)
+    at = race(kept.weights, kept.ids, noise_key(row.params.seed, row.sample_index, row.position))
     return at if kept.ids is None else int(kept.ids[at])
 
 
@@ -136,7 +136,7 @@ def _kept(scores: Floats, best: float, params: SamplingParams, ids: NDArray[np.i
         with np.errstate(over="ignore"):
             scores /= params.temperature  # the largest is 0
     if 0 < params.top_k < len(scores):
-        at = np.flatnonzero(scores >= np.partition(scores, -params.top_k)[-params.top_k])
+        at = _largest(scores, params.top_k)
         scores, ids = scores[at], at if ids is None else ids[at]
     kept = _Kept(np.exp(scores), ids)
     if params.top_p < 1:
@@ -146,6 +146,21 @@ def _kept(scores: Floats, best: float, params: SamplingParams, ids: NDArray[np.i
     if params.typical_p < 1:
         kept = kept.where(_is_typical(kept.weights, params.typical_p))
     return kept
+
+
+def _largest(scores: Floats, count: int) -> NDArray[np.int64]:
+    """Return where the ``count`` largest of ``scores [K]`` are, and what equals the last of them, in order.
+
+    Few are compared with each other: ``count`` columns have one that is at least the ``count``-th of their maxima.
+    """
+    columns = len(scores) // _ROWS
+    if count > columns:
+        return np.flatnonzero(scores >= np.partition(scores, -count)[-count])
+    highest = scores[: columns * _ROWS].reshape(_ROWS, columns).max(axis=0)
+    at = np.flatnonzero(scores >= np.partition(highest, -count)[-count])
+    large = scores[at]
+    largest: NDArray[np.int64] = at[large >= np.partition(large, -count)[-count]]
+    return largest
 
 
 def _nucleus_floor(weights: Floats, top_p: float) -> float:
@@ -175,18 +190,3 @@ def _is_typical(weights: Floats, typical_p: float) -> NDArray[np.bool_]:
     reached = int(np.searchsorted(probabilities[order].cumsum(), typical_p))
     farthest = distance[order[min(reached, len(order) - 1)]]
     return np.asarray(distance <= farthest)
-
-
-def _inverse_cdf(weights: Floats, u: float) -> int:
-    """Return the first index at which the running sum of ``weights [K]`` exceeds ``u`` of the total."""
-    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)).cumsum()
-    target = min(u * sums[-1], np.nextafter(sums[-1], 0.0))
-    block = int(np.searchsorted(sums, target, side="right"))
-    start = block * _BLOCK
-    running = weights[start : start + _BLOCK].cumsum()
-    if block:
-        running += sums[block - 1]
-    inside = int(np.searchsorted(running, target, side="right"))
-    if inside == len(running):  # the two ways to sum were rounded apart
-        inside = int(np.flatnonzero(weights[start : start + _BLOCK])[-1])
-    return start + inside

@@ -1,8 +1,8 @@
-"""Penalties, and drawing one token a row: temperature, top-k, top-p, min-p, inverse CDF; all in float64.
+"""Penalties, and drawing one token a row: temperature, top-k, top-p, min-p, a race; all in float64.
 
 Nothing is sorted. What top-k or top-p keeps is all weights from some least one on, and that one is found by bisection:
 a pass over the row sums the weights (or counts the tokens) above a guess, until only one token lies between enough and
-too little. Grid ``[rows]``, one program a row.
+too little. What is kept races as :mod:`common.model.race` says. Grid ``[rows]``, one program a row.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from torch import Tensor
 _BLOCK = 2048
 _PENALTY_BLOCK = 256
 
-NUMBERS = 5
-"""float64 parameters of a row: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p, and a uniform number."""
+NUMBERS = 4
+"""float64 parameters of a row: temperature (0: greedy), top_k (0: off), top_p (1: off) and min_p."""
 
 
 @triton.jit
@@ -60,22 +60,33 @@ def _kept_mass(weights, vocab, least, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _arrival_times(key, index):
+    """Return an exponentially distributed number for each token of ``index``: splitmix64 at its place."""
+    word = key + (index.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    word = word ^ (word >> 31)
+    return -tl.log(((word >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16)  # / 2**52
+
+
+@triton.jit
 def _sample_rows_kernel(
     tokens,  # [R] int64; -1 where a row is not finite
     weights,  # [R, vocab] float64, written here
     scores,  # [R, vocab] float32 or float64
-    numbers,  # [R, 5] float64
+    numbers,  # [R, 4] float64
+    keys,  # [R] int64, the bits of each row's noise key
     vocab,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     weights += row * vocab
     scores += row * vocab
-    temperature = tl.load(numbers + row * 5)
-    top_k = tl.load(numbers + row * 5 + 1)
-    top_p = tl.load(numbers + row * 5 + 2)
-    min_p = tl.load(numbers + row * 5 + 3)
-    uniform = tl.load(numbers + row * 5 + 4)
+    temperature = tl.load(numbers + row * 4)
+    top_k = tl.load(numbers + row * 4 + 1)
+    top_p = tl.load(numbers + row * 4 + 2)
+    min_p = tl.load(numbers + row * 4 + 3)
+    key = tl.load(keys + row).to(tl.uint64, bitcast=True)
     is_greedy = temperature == 0
 
     best = tl.full((), float("-inf"), tl.float64)
@@ -105,19 +116,17 @@ def _sample_rows_kernel(
         least = _least_kept(weights, vocab, goal, least, False, BLOCK)
     least = tl.maximum(least, tl.where(is_greedy, 0.0, min_p))
 
-    target = tl.where(is_greedy, 0.0, uniform * _kept_mass(weights, vocab, least, BLOCK))
-    found = vocab
-    last = vocab * 0
-    running = tl.full((), 0.0, tl.float64)
+    token = vocab * 0
+    soonest = tl.full((), 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
         index = start + tl.arange(0, BLOCK)
         weight = tl.load(weights + index, mask=index < vocab, other=0.0)
-        weight = tl.where(weight >= least, weight, 0.0)
-        sums = running + tl.cumsum(weight, 0)
-        found = tl.minimum(found, tl.min(tl.where((sums > target) & (weight > 0), index, vocab), 0))
-        last = tl.maximum(last, tl.max(tl.where(weight > 0, index, 0), 0))
-        running += tl.sum(weight, 0)
-    token = tl.where(found < vocab, found, last)  # rounding may leave the target just above the sum
+        rate = tl.where(weight >= least, weight, 0.0)
+        rate = tl.where(is_greedy, rate, rate / _arrival_times(key, index))
+        here = tl.max(rate, 0)
+        first = tl.min(tl.where(rate == here, index, vocab), 0)
+        token = tl.where(here > soonest, first, token)
+        soonest = tl.maximum(soonest, here)
     token = tl.where(total == total, token, -1)
     tl.store(tokens + row, tl.where(is_finite, token, -1).to(tl.int64))
 
@@ -166,15 +175,15 @@ def penalise_rows(scores: Tensor, penalties: Penalties) -> None:
     )
 
 
-def sample_rows(scores: Tensor, numbers: Tensor) -> Tensor:
+def sample_rows(scores: Tensor, numbers: Tensor, keys: Tensor) -> Tensor:
     """Return ``[R]`` int64 tokens for ``scores [R, vocab]`` float32 or float64, contiguous; -1 for a row of NaN or inf.
 
-    ``numbers [R, NUMBERS]`` float64.
+    ``numbers [R, NUMBERS]`` float64; ``keys [R]`` int64, the bits of the rows' noise keys.
     """
     num_rows, vocab = scores.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
     weights = torch.empty(num_rows, vocab, dtype=torch.float64, device=scores.device)
     _sample_rows_kernel[(num_rows,)](
-        tokens, weights, scores, numbers, vocab, BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)), num_warps=8
+        tokens, weights, scores, numbers, keys, vocab, BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)), num_warps=8
     )
     return tokens

@@ -98,8 +98,9 @@ def others() -> None:
 def sampling() -> None:
     """Compile the sampler for plain and for penalised rows."""
     scores, numbers = torch.zeros(2, 128_256), torch.zeros(2, NUMBERS, dtype=torch.float64)
-    sample_rows(scores, numbers)
-    sample_rows(scores.double(), numbers)
+    keys = torch.zeros(2, dtype=torch.int64)
+    sample_rows(scores, numbers, keys)
+    sample_rows(scores.double(), numbers, keys)
     ids, counts = torch.zeros(2, 100, dtype=torch.int64), torch.zeros(2, 100, dtype=torch.float64)
     penalise_rows(scores.double(), Penalties(ids, counts, torch.ones(2, 3, dtype=torch.float64)))
 

@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from common.model.race import race, race_in_numpy
 from kernels.attention_form import AttentionForm
 from kernels.cpu.native.build import build
 from kernels.cpu.native.library import choose_level, load_library
@@ -54,6 +56,25 @@ def randn(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) ->
 def new_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool, seed: int = 1) -> LinearWeights:
     weight = randn(outputs, inputs, dtype=dtype, seed=seed, scale=inputs**-0.5)
     return LinearWeights(weight, randn(outputs, dtype=dtype, seed=seed + 1) if bias else None)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 63, 64, 65, 1000, 49_152])
+def test_the_race_has_the_winner_that_numpy_finds(native: Native, num_tokens: int) -> None:
+    draw = np.random.default_rng(num_tokens)
+    weights = np.exp(draw.normal(scale=3, size=num_tokens)) * (draw.random(num_tokens) < 0.9)
+    weights[draw.integers(num_tokens)] = 1.0
+    ids = np.sort(draw.choice(10 * num_tokens, num_tokens, replace=False))
+    for key in draw.integers(2**64, size=50, dtype=np.uint64).tolist():
+        for tokens in (None, ids):
+            assert race(weights, tokens, key) == race_in_numpy(weights, tokens, key)
+
+
+def test_the_one_token_with_a_weight_wins_the_race(native: Native) -> None:
+    weights = np.zeros(200)
+    for winner in (0, 63, 64, 199):
+        weights[:] = 0
+        weights[winner] = 5e-324  # the smallest there is
+        assert race(weights, None, winner) == race_in_numpy(weights, None, winner) == winner
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.sampling import SamplingParams, uniform
+from common.sampling import SamplingParams, noise_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,18 @@ def plain_sample(logits: Sequence[float], case: PlainCase) -> int:
         return scores.index(best)
     weights = kept_weights([(x - best) / params.temperature for x in scores], params)
     position = len(case.prompt) + len(case.output)
-    target = uniform(params.seed, case.sample_index, position) * math.fsum(weights)
-    running = 0.0
-    for token, weight in enumerate(weights):
-        running += weight
-        if running > target:
-            return token
-    raise AssertionError("the numbers do not add up")
+    key = noise_key(params.seed, case.sample_index, position)
+    arrived = [math.inf if weight == 0 else arrival_time(key, token) / weight for token, weight in enumerate(weights)]
+    return arrived.index(min(arrived))
+
+
+def arrival_time(key: int, token: int) -> float:
+    """Return the exponentially distributed number of a token: splitmix64 at the token's place, 52 bits of it."""
+    word = (key + (token + 1) * 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    word ^= word >> 31
+    return -math.log(((word >> 12) + 0.5) / 2**52)
 
 
 def kept_weights(scaled: Sequence[float], params: SamplingParams) -> list[float]:

@@ -37,6 +37,7 @@ typedef struct {
                  const void *cos, const void *sin, int64_t rotary_width);
     int (*layer_kv)(BatonContext *, const BatonLayer *, const BatonCache *, const BatonRows *, const void *hidden,
                     const void *cos, const void *sin, int64_t rotary_width);
+    int64_t (*race)(const double *weights, const int64_t *ids, int64_t count, uint64_t key);
 } BatonLevel;
 
 #endif

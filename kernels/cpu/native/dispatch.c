@@ -126,3 +126,8 @@ EXPORT int baton_layer_kv(BatonContext *context, const BatonLayer *layer, const 
                           const void *hidden, const void *cos, const void *sin, int64_t rotary_width) {
     return level->layer_kv(context, layer, cache, rows, hidden, cos, sin, rotary_width);
 }
+
+/* The index of the token that is drawn with probability weight / sum of weights; ids may be NULL: 0 to count - 1. */
+EXPORT int64_t baton_race(const double *weights, const int64_t *ids, int64_t count, uint64_t key) {
+    return level->race(weights, ids, count, key);
+}

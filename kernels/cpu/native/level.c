@@ -2,6 +2,7 @@
    compiler flags that allow its instructions; dispatch.c chooses. */
 
 #include "layer.h"
+#include "race.h"
 
 #define JOIN(a, b) a##b
 #define TABLE(level) JOIN(baton_level_, level)
@@ -122,4 +123,5 @@ const BatonLevel TABLE(LEVEL) = {
     .attend_chunk = level_attend_chunk,
     .layer = level_layer,
     .layer_kv = level_layer_kv,
+    .race = run_race,
 };

@@ -5,7 +5,7 @@ Calls release the interpreter's lock. Pointers are taken from tensors; whoever f
 
 import ctypes
 import logging
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kernels.cpu.native.build import LIBRARY
 
 log = logging.getLogger(__name__)
 
-_ABI = 5
+_ABI = 6
 """BATON_ABI of the header that these declarations follow."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -143,6 +143,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.baton_choose_level.argtypes, library.baton_choose_level.restype = [c_char_p], c_char_p
     library.baton_context_new.argtypes, library.baton_context_new.restype = [c_int64], c_void_p
     library.baton_has_tile_products.argtypes, library.baton_has_tile_products.restype = [], c_int
+    library.baton_race.argtypes, library.baton_race.restype = [c_void_p, c_void_p, c_int64, c_uint64], c_int64
     library.baton_context_free.argtypes, library.baton_context_free.restype = [c_void_p], None
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, name)

@@ -136,6 +136,14 @@ def test_the_same_seed_gives_the_same_tokens_and_another_index_others():
     assert sample(logits, first) != sample(logits, second)
 
 
+def test_logits_that_are_rounded_otherwise_give_the_same_tokens():
+    logits = 2 * torch.randn(400, 50_000, generator=torch.Generator().manual_seed(11))
+    rounded = logits + 3e-5 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(12))
+    for changes in ({}, {"top_p": 0.95}, {"top_k": 40}):
+        rows = [SampleRow(params(temperature=1.0, seed=1, **changes), 0, position) for position in range(len(logits))]
+        assert sum(a != b for a, b in zip(sample(logits, rows), sample(rounded, rows), strict=True)) <= 1
+
+
 def test_greedy_takes_the_first_of_equals_and_ignores_the_seed():
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
     for seed in range(20):
