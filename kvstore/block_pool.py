@@ -106,6 +106,10 @@ class BlockPool:
             self._ref_counts[block_id] = 1
         return block_ids
 
+    def next_free(self, num_blocks: int) -> list[BlockId]:
+        """Return the free blocks that :meth:`allocate` would take for the next ``num_blocks``, in order."""
+        return self._free[: -num_blocks - 1 : -1]
+
     def share(self, block_ids: Sequence[BlockId]) -> None:
         """Add one reference to each of these held blocks; raises IntegrityError when one is not held."""
         self._require_held(block_ids)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.ids import BlockId
+from kernels.cpu.populate import populate
 from kernels.layer_kv import LayerKV
 from kvstore.layout import KvLayout
 
@@ -93,6 +94,13 @@ class KvStorage:
     def host_bytes(self, source: Tensor) -> memoryview:
         """Return the bytes of ``source``, uint8 on the same device: on a CPU a view, else a copy."""
         return (source if self._rows is not None else self._copies.to_host(source)).numpy().reshape(-1).data
+
+    def populate(self, block_ids: Sequence[BlockId]) -> None:
+        """Have the system give the memory of these blocks now, where it would with the first write; keeps content."""
+        self._check(block_ids)
+        if self._rows is not None:
+            for block_id in block_ids:
+                populate(self.blocks[block_id].data_ptr(), self.layout.block_bytes)
 
     @cached_property
     def _copies(self) -> "DeviceCopies":

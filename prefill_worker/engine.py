@@ -19,6 +19,7 @@ from common.ids import TransferId
 from common.messages import QUEUE_RESETS, SequenceReport, SlotCounts, WorkerLoad
 from common.rpc import Handlers
 from kvstore.block_table import BlockTable
+from kvstore.host.memory_ahead import MemoryAhead
 from kvstore.host.parts import Parts
 from kvstore.outgoing import ReleaseReason
 from prefill_worker.arrivals import Arrivals
@@ -49,7 +50,8 @@ class PrefillEngine:
         self._arrivals = Arrivals(
             parts, self._meter, self._scheduler, self._intake, self._roster, self._leases, self._group, wake
         )
-        self._loop = StepLoop(self._scheduler, stepper, self._intake, self._roster, self._leases, wake)
+        ahead = MemoryAhead(parts.model.pool, parts.model.storage, parts.compute)
+        self._loop = StepLoop(self._scheduler, stepper, self._intake, self._roster, self._leases, ahead, wake)
 
     def handlers(self) -> Handlers:
         """A prefill worker serves nothing beyond its blocks."""

@@ -3,6 +3,7 @@
 import asyncio
 
 from common.errors import BatonError, InternalError
+from kvstore.host.memory_ahead import MemoryAhead
 from kvstore.host.reading import Computed
 from kvstore.host.stepper import Stepper
 from kvstore.sequence import Sequence
@@ -22,6 +23,7 @@ class StepLoop:
         intake: Intake,
         roster: Roster,
         leases: Leases,
+        ahead: MemoryAhead,
         wake: asyncio.Event,
     ) -> None:
         self._scheduler = scheduler
@@ -29,6 +31,7 @@ class StepLoop:
         self._intake = intake
         self._roster = roster
         self._leases = leases
+        self._ahead = ahead
         self._wake = wake
         self._num_prompt_tokens = 0
         self._num_handovers = 0
@@ -52,6 +55,7 @@ class StepLoop:
                 continue
             self._stepper.meter.idle()
             self._wake.clear()
+            await self._ahead.take(self._wake)
             await self._wake.wait()
 
     async def _run_step(self, step: PrefillStep) -> None:

@@ -47,6 +47,15 @@ def test_allocate_takes_all_or_nothing():
         pool.allocate(-1)
 
 
+def test_the_next_free_blocks_are_those_that_allocate_takes():
+    pool = BlockPool(4, 16)
+    pool.release(pool.allocate(2)[:1])
+    expected = pool.next_free(2)
+    assert pool.next_free(0) == []
+    assert len(pool.next_free(9)) == 3
+    assert pool.allocate(2) == expected
+
+
 def test_a_block_is_freed_by_its_last_holder():
     pool = BlockPool(2, 16)
     block_ids = pool.allocate(2)
