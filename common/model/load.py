@@ -20,6 +20,7 @@ from common.model.loaded import LoadedModel
 from common.model.probe import ProbedLayer, probe
 from common.model.self_check import check_paged, reference_logits
 from common.model.spec import ModelSpec
+from common.model.straight import straight_model
 from kernels.select import choose_elementwise
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ def make_paged(
     elementwise = choose_elementwise(module.device)
     if elementwise is not None:
         narrows = fuse(module, [layer.module for layer in layers], elementwise).residuals > 0
-    loaded = LoadedModel(module, spec, attentions, narrows)
+    straight = straight_model(module, max_model_len)
+    loaded = LoadedModel(module, spec, attentions, narrows, straight)
     check_paged(loaded, expected)
     return loaded
 

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from common.model.attention import LayerAttention
 from common.model.spec import ModelSpec
+from common.model.straight import StraightModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,3 +19,5 @@ class LoadedModel:
     """One a layer, in the order of ``spec.layers``."""
     narrows: bool = False
     """Whether the last layer returns only the rows whose logits are wanted."""
+    straight: StraightModel | None = None
+    """The way through the module without transformers' own code around its parts, if there is one."""

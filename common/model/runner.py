@@ -39,6 +39,7 @@ class ModelRunner:
         self._module = loaded.module
         self._attention = loaded.attention
         self._narrows = loaded.narrows
+        self._straight = loaded.straight
         self._device = loaded.spec.device
         self._max_model_len = loaded.spec.max_model_len
         self._caches = tuple(layers)
@@ -92,6 +93,8 @@ class ModelRunner:
     def _compute(self, step: StepTensors) -> Tensor:
         paged = PagedStep(self.kernels, self._attention, self._caches, step.rows, step.positions, step.wanted)
         with attending(paged):
+            if self._straight is not None:
+                return self._straight(step.token_ids, step.positions).float()
             output = self._module(
                 input_ids=step.token_ids[None],
                 position_ids=step.positions[None],

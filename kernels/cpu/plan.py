@@ -1,7 +1,7 @@
 """What the CPU kernels work out once a step and use in every layer."""
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,27 +45,28 @@ class CpuPlan:
     @classmethod
     def of(cls, rows: PackedRows, num_blocks: int, block_size: int) -> "CpuPlan":
         """Split ``rows``; raises ValueError when a table or slot points outside the pool, before memory is touched."""
-        starts: NDArray[Any] = rows.cu_seqlens_q.numpy().astype(np.int64)
-        seq_lens: NDArray[Any] = rows.seq_lens.numpy().astype(np.int64)
-        tables, slots = rows.block_tables.numpy(), rows.slot_mapping.numpy()
+        tables, slots, seq_lens = rows.block_tables.numpy(), rows.slot_mapping.numpy(), rows.seq_lens.numpy()
         _check(tables, slots, seq_lens, num_blocks, block_size)
-        lengths = np.diff(starts)
-        short = lengths <= LONGEST_ROW
-        sequence = np.repeat(np.arange(len(lengths)), lengths)  # [T]
-        row_ids = np.flatnonzero(short[sequence])
-        sequences = sequence[row_ids]
-        chunks = [
-            Chunk(tables[index], int(starts[index]), int(starts[index + 1]), int(seq_lens[index] - lengths[index]))
-            for index in np.flatnonzero(~short)
-        ]
-        positions = seq_lens[sequences] - starts[sequences + 1] + row_ids
-        return cls(rows, slots, tables, row_ids, sequences, positions, tuple(chunks))
+        row_ids: list[int] = []
+        sequences: list[int] = []
+        positions: list[int] = []
+        chunks: list[Chunk] = []
+        bounds = pairwise(rows.cu_seqlens_q.tolist())
+        for index, ((begin, end), seq_len) in enumerate(zip(bounds, seq_lens.tolist(), strict=True)):
+            if end - begin > LONGEST_ROW:
+                chunks.append(Chunk(tables[index], begin, end, seq_len - (end - begin)))
+                continue
+            row_ids += range(begin, end)
+            sequences += [index] * (end - begin)
+            positions += range(seq_len - (end - begin), seq_len)
+        singles = [np.array(numbers, dtype=np.int64) for numbers in (row_ids, sequences, positions)]
+        return cls(rows, slots, tables, singles[0], singles[1], singles[2], tuple(chunks))
 
 
 def _check(
     tables: NDArray[np.int32],
     slots: NDArray[np.int64],
-    seq_lens: NDArray[np.int64],
+    seq_lens: NDArray[np.int32],
     num_blocks: int,
     block_size: int,
 ) -> None:
