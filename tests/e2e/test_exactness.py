@@ -111,6 +111,28 @@ async def test_a_seed_gives_the_same_text_alone_and_in_a_batch_of_16(
     assert len(set(seeded_text.values())) == 1, "remote and local differ"
 
 
+async def test_a_seed_gives_the_same_tokens_cold_and_warm_without_any_limit_on_what_is_drawn(
+    routed: tuple[str, Cluster], seeded_tokens: dict[str, list[list[int]]]
+) -> None:
+    route, cluster = routed
+    prompts = [prompt(70 + 33 * number, 31) for number in range(6)]
+    sampled = {"temperature": 1.0, "max_tokens": 24}
+    cold, warm = [
+        [await complete(cluster, tokens, seed=number, **sampled) for number, tokens in enumerate(prompts)]
+        for _ in range(2)
+    ]
+    assert [answer.token_ids for answer in cold] == [answer.token_ids for answer in warm]
+    assert sum(answer.cached_tokens for answer in warm) > 0
+    seeded_tokens[route] = [answer.token_ids for answer in cold]
+    assert all(tokens == seeded_tokens[route] for tokens in seeded_tokens.values()), "remote and local differ"
+
+
+@pytest.fixture(scope="module")
+def seeded_tokens() -> dict[str, list[list[int]]]:
+    """The seeded answers of each route so far."""
+    return {}
+
+
 @pytest.fixture(scope="module")
 def seeded_text() -> dict[str, str]:
     """The seeded answer of each route so far."""
